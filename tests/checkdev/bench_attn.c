@@ -1,8 +1,8 @@
-/* Time of append and attention on a device, one layer (128 dims, 8 KV heads, 4 query heads each): decode steps of B
+/* Time of append and attention on a device, one layer (8 KV heads, 4 query heads each): decode steps of B
  * sequences at a length, and prompts; a line per scheme, with the time that f16 takes divided by it.  Steps are given
  * to the device `many` at a time and timed together; the smallest of several such times counts.
  *
- *   bench_attn [DEVICE [SEQUENCES POSITION ROWS [SCHEME..]]] */
+ *   bench_attn [DEVICE [SEQUENCES POSITION ROWS [DIMS] [SCHEME..]]]    DIMS: 128 if there is none */
 #include <time.h>
 #include "attn_case.h"
 
@@ -57,14 +57,15 @@ static double best_time(struct worker *w, int pos, int rows, int layers, bool ap
 static const char *const all_schemes[] = {"f16", "q8", "l4", "l3", "l2", "t4", "t3", "t2"};
 #define N_SCHEMES (int)(sizeof all_schemes / sizeof *all_schemes)
 
-static void bench(const char *device, struct tern_pool *pool, int n, int len, int rows, const char *const *schemes,
-                  int n_schemes)
+static void bench(const char *device, struct tern_pool *pool, int n, int len, int rows, int dims,
+                  const char *const *schemes, int n_schemes)
 {
     double f16 = 0;
-    printf("%d sequences, position %d, %d %s of each\n", n, len, rows, rows > 1 ? "prompt rows" : "decode row");
+    printf("%d sequences, position %d, %d %s of each, %d dims\n", n, len, rows, rows > 1 ? "prompt rows" : "decode row",
+           dims);
     for (int i = 0; i < n_schemes; i++) {
         const struct config cfg = {
-            .k = schemes[i], .v = schemes[i], .dk = 128, .dv = 128, .n_kv = 8, .group = 4, .first = 4};
+            .k = schemes[i], .v = schemes[i], .dk = dims, .dv = dims, .n_kv = 8, .group = 4, .first = 4};
         const int chunk = 2048, n_layers = n < 4 && rows == 1 ? 10 : 1; /* more than a card's cache holds */
         struct layer l;
         struct worker w;
@@ -102,15 +103,16 @@ int main(int argc, char **argv)
     if (tern_pool_new(&pool, 2, 0, &err) < 0)
         fail(err.msg);
     if (argc > 4) {
-        const int n = atoi(argv[2]), len = atoi(argv[3]), rows = atoi(argv[4]);
+        const int n = atoi(argv[2]), len = atoi(argv[3]), rows = atoi(argv[4]), own = argc > 5 ? atoi(argv[5]) : 0,
+                  named = own ? 6 : 5;
         if (n < 1 || n > 64 || len < 0 || len % 2048 || rows < 1 || rows > 2048)
             fail("up to 64 sequences, a position that 2048 divides, up to 2048 rows");
-        bench(device, pool, n, len, rows, argc > 5 ? (const char *const *)argv + 5 : all_schemes,
-              argc > 5 ? argc - 5 : N_SCHEMES);
+        bench(device, pool, n, len, rows, own ? own : 128,
+              argc > named ? (const char *const *)argv + named : all_schemes, argc > named ? argc - named : N_SCHEMES);
     } else {
-        bench(device, pool, 1, 32768, 1, all_schemes, N_SCHEMES);
-        bench(device, pool, 8, 32768, 1, all_schemes, N_SCHEMES);
-        bench(device, pool, 1, 8192, 2048, all_schemes, N_SCHEMES);
+        bench(device, pool, 1, 32768, 1, 128, all_schemes, N_SCHEMES);
+        bench(device, pool, 8, 32768, 1, 128, all_schemes, N_SCHEMES);
+        bench(device, pool, 1, 8192, 2048, 128, all_schemes, N_SCHEMES);
     }
     tern_pool_free(pool);
     return 0;

@@ -505,6 +505,22 @@ static inline void emulate_ldmatrix(const char *text, uint32_t &r0, uint32_t &r1
     emulate_meet(text, &m, emulate_load);
 }
 
+/* A matrix of 8 by 8 halves turned: row i / 4, columns 2 (i % 4) and the next are lane i's. */
+static inline void emulate_turn(void *pieces[32])
+{
+    uint16_t x[8][8];
+    for (int i = 0; i < 32; i++)
+        memcpy(&x[i / 4][i % 4 * 2], *static_cast<uint32_t **>(pieces[i]), 4);
+    for (int i = 0; i < 32; i++)
+        **static_cast<uint32_t **>(pieces[i]) = (uint32_t)x[i % 4 * 2][i / 4] | (uint32_t)x[i % 4 * 2 + 1][i / 4] << 16;
+}
+static inline void emulate_movmatrix(const char *text, uint32_t &to, uint32_t from)
+{
+    uint32_t x = from, *p = &x;
+    emulate_meet(text, &p, emulate_turn);
+    to = x;
+}
+
 static inline void emulate_words(void *to, uint32_t at, uint32_t bytes)
 {
     if (at % bytes)

@@ -153,6 +153,8 @@ TERN_CUDA_KERNEL_BEGIN(append_heads, tern_cuda_append_heads_args, THREADS, 1)
         const int other = (head - kv) * (THREADS / 32) + warp;
         if (to.l.k.dim == 64)
             other_head<64>(a, row0, n, other, lane);
+        else if (to.l.k.dim == 256)
+            other_head<256>(a, row0, n, other, lane);
         else
             other_head<128>(a, row0, n, other, lane);
         return;

@@ -258,7 +258,7 @@ __device__ static inline float raw_value(const tern_cuda_side &s, const uint8_t 
 
 /* ---- rotation by one warp ---- */
 
-/* Sums and differences of 32 * N numbers, of which lane l has those from l * N on; N is 2 or 4. */
+/* Sums and differences of 32 * N numbers, of which lane l has those from l * N on; N is 2, 4 or 8. */
 template <int N> __device__ static inline void mix_lanes(float x[N], int lane)
 {
 #pragma unroll
@@ -287,7 +287,7 @@ template <int N> __device__ static inline void load_signs(float sign[N], const t
         sign[j] = s.rotated ? cuda_at<const float>(s.sign)[lane * N + j] : 1;
 }
 
-/* rotate_row, inverse, of a head of 64 or 128 dims. */
+/* rotate_row, inverse, of a head of 64, 128 or 256 dims. */
 template <int N> __device__ static inline void turn_back(float x[N], float norm, const float sign[N], int lane)
 {
     mix_lanes<N>(x, lane);

@@ -7,305 +7,18 @@
  * columns of 8 bits each; weights times the scales of values too.  Products are exact integers, so what rounds is the
  * query, once, and a weight, to a 2^-16th of the largest.
  *
- * A q row goes through the same steps whatever else is in its block: columns do not meet.  Sums of floats are written
- * with their rounding, for the compiler would contract them in one of these kernels and not in another.
+ * A q row goes through the same steps whatever else is in its block, of four rows or of eight: columns do not meet.  Sums of
+ * floats are written with their rounding, for the compiler would contract them in one of these kernels and not in another.
  *
  * In steps of few rows the kernel before has left heads as products (codes_own): the block does to them what is done to heads,
  * and what append would have done. */
-#include "dev/cuda/attn/codes.cuh"
+#include "dev/cuda/attn/codes_half.cuh"
 #include "dev/cuda/attn/columns.cuh"
 #include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/attn/raw.cuh"
 #include "dev/cuda/attn/items.cuh"
 
 #define THREADS TERN_CUDA_CODES_THREADS
-#define WARPS   (THREADS / 32)
-#define FULL    65000.0f /* most that a weight becomes */
-#define ROOM    13.0f    /* log2 of what the largest weight becomes when the reference is set: rises are rare */
-#define UNSET   -1e30f   /* a reference before the first token */
-
-__device__ static inline float exp2_of(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ static inline float log2_of(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* The same number, which no compiler may have before it is asked for: what comes of it is not made for all pages. */
-__device__ static inline int opaque(int x)
-{
-    int y;
-    asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
-/* Keys: bytes are signed, or entries with an offset. */
-template <int C> __device__ static inline void multiply_keys(int c[4], const octet &x, const octet &y, uint32_t b0, uint32_t b1)
-{
-    if (code_trellis(C))
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-            : "r"(x.lo), "r"(y.lo), "r"(x.hi), "r"(y.hi), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-            : "r"(x.lo), "r"(y.lo), "r"(x.hi), "r"(y.hi), "r"(b0), "r"(b1));
-}
-
-template <int C> __device__ static inline void multiply_values(int c[4], const octet &x, const octet &y, uint32_t b0, uint32_t b1)
-{
-    if (code_trellis(C))
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-            : "r"(x.lo), "r"(y.lo), "r"(x.hi), "r"(y.hi), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-            : "r"(x.lo), "r"(y.lo), "r"(x.hi), "r"(y.hi), "r"(b0), "r"(b1));
-}
-
-/* Four headers in two words: their scales.  Low bits are start states, or 0. */
-template <int C> __device__ static inline void four_headers(float f[4], uint2 h)
-{
-    const uint32_t real = code_trellis(C) ? 0x7FF87FF8u : ~0u, a = h.x >> 1 & real, b = h.y >> 1 & real;
-    const float2 x = __half22float2(*reinterpret_cast<const __half2 *>(&a)),
-                 y = __half22float2(*reinterpret_cast<const __half2 *>(&b));
-    f[0] = x.x;
-    f[1] = x.y;
-    f[2] = y.x;
-    f[3] = y.y;
-}
-
-/* What cold functions read: in shared memory, so that the block's own copy can lie in registers. */
-struct cold_rows {
-    block_rows b;
-    const float *heads; /* queries, where the block has finished them; else nullptr */
-    float shift[8];
-    float pairs[WARPS][8 * 16]; /* [row][16] what pairs add on the page in hand */
-};
-
-template <int D, int C, int NT> struct worker {
-    static constexpr int S = D / 32, ROWS = 4 * NT;
-    const cold_rows *cold;
-    code_tables tab; /* of keys and values */
-    code_places places;
-    spare_bits spare;
-    uint32_t q[NT][S][2]; /* columns of the queries */
-    float scale[NT], ref[NT], sum[NT]; /* of q row 4 i + t */
-    int start[NT];                     /* what offsets of keys have added to a product */
-    int sinks, oldest[NT];             /* first tokens, which are not coded; the oldest one that the row sees */
-    uint32_t all[NT];                  /* sum of the weights */
-    int o[NT][D / 16][4];
-    int g, t;
-};
-
-/* Products of the queries with a half's keys: c[i][r / 2][r % 2 * 2 ..], two columns of token 4g + r. */
-template <int D, int C, int NT>
-__device__ static inline void multiply_half(int c[NT][2][4], const worker<D, C, NT> &w, uint32_t at, uint2 heads)
-{
-    const uint32_t start[4] = {heads.x & 15, heads.x >> 16 & 15, heads.y & 15, heads.y >> 16 & 15};
-    key_words<D, C> kw;
-    load_keys<D, C>(kw, at, w.places, w.t, start);
-#pragma unroll
-    for (int i = 0; i < NT; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            c[i][j][0] = c[i][j][2] = 0;
-            c[i][j][1] = c[i][j][3] = w.start[i];
-        }
-#pragma unroll
-    for (int s = 0; s < D / 32; s++) {
-        octet x[4];
-        key_octets<D, C>(x, w.tab, kw, at, w.places, s, w.t, start);
-#pragma unroll
-        for (int i = 0; i < NT; i++) {
-            multiply_keys<C>(c[i][0], x[0], x[1], w.q[i][s][0], w.q[i][s][1]);
-            multiply_keys<C>(c[i][1], x[2], x[3], w.q[i][s][0], w.q[i][s][1]);
-        }
-    }
-}
-
-/* Scores of four tokens that are more than a product; first: the first one's place in the page.  Apart, as is `raised`, for
- * the loop through pages shall be short. */
-__device__ static __noinline__ float4 finish_scores(float4 scores, const cold_rows *cold, int row, int page, int first)
-{
-    const block_rows &b = cold->b;
-    float y[4] = {scores.x, scores.y, scores.z, scores.w};
-    if (row >= b.n_q)
-        return make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-    const int n_pairs = b.cond ? b.cond->n_pairs : 0;
-    const float *pq = cold->pairs[threadIdx.x / 32] + row * 16;
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        for (int j = 0; j < 2 * n_pairs; j++)
-            y[r] = __fmaf_rn(pq[j], cuda_at<const float>(b.cond->turns)[j * 64 + first + r], y[r]);
-        if (b.cond && b.a->cap > 0)
-            y[r] = __fadd_rn(y[r], cold->shift[row]);
-        y[r] = seen_score(b, y[r], row, first + r, page, page ? 0 : b.a->l.first, 64);
-    }
-    return make_float4(y[0], y[1], y[2], y[3]);
-}
-
-/* The reference of a row where a weight would be too large, NaN where none is; y: scores, f: scales, above 0.  Any number will
- * do for a reference, so logarithms may be coarse. */
-__device__ static __noinline__ float raised(float4 y, float4 f, float top)
-{
-    float z = fmaxf(fmaxf(__fadd_rn(y.x, log2_of(f.x)), __fadd_rn(y.y, log2_of(f.y))),
-                    fmaxf(__fadd_rn(y.z, log2_of(f.z)), __fadd_rn(y.w, log2_of(f.w))));
-    for (int width = 4; width < 32; width *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, width));
-        z = fmaxf(z, __shfl_xor_sync(~0u, z, width));
-    }
-    return top > FULL ? __fsub_rn(z, ROOM) : NAN;
-}
-
-/* References of rows rise where a weight would be too large; others stay as they are, to the bit.  They rise by a whole
- * number, so that what is summed moves down by as many bits. */
-template <int D, int C, int NT> __device__ static inline void raise(worker<D, C, NT> &w, int i, float ref)
-{
-    const float old = w.ref[i];
-    if (ref != ref)
-        return;
-    if (old == UNSET) {
-        w.ref[i] = ref;
-        return;
-    }
-    const float up = ceilf(fminf(fmaxf(__fsub_rn(ref, old), 0.0f), 1e9f));
-    w.ref[i] = __fadd_rn(old, up);
-    w.sum[i] = __fmul_rn(w.sum[i], exp2_of(-up));
-#pragma unroll 1
-    for (int left = (int)fminf(up, 69.0f); left > 0; left -= 23) { /* shifts of a word at a time */
-        const int by = left < 23 ? left : 23, half = 1 << by >> 1;
-        w.all[i] = (w.all[i] + half) >> by;
-#pragma unroll
-        for (int n = 0; n < D / 16; n++)
-#pragma unroll
-            for (int j = 0; j < 4; j += 2) {
-                const int64_t x = (int64_t)w.o[i][n][j] * 256 + (w.o[i][n][j + 1] + half);
-                w.o[i][n][j] = (int)(x >> (by + 8));
-                w.o[i][n][j + 1] = (int)(x >> by) & 255;
-            }
-    }
-}
-
-/* Weights of lanes' tokens, n: 16 bits in each, become columns: two words of the lane's column, for its tokens of values. */
-template <int C> __device__ static inline void make_columns(uint32_t p[2], const uint32_t n[4], int g, int t)
-{
-    const uint32_t x = byte_perm(n[0], n[1], 0x5140), z = byte_perm(n[2], n[3], 0x5140);
-    const uint32_t lower = byte_perm(x, z, 0x5410), upper = byte_perm(x, z, 0x7632);
-    const int from = g >> 1; /* the row whose weights column g has; upper bytes in even columns */
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int lane = (code_bits(C) == 2 ? 4 * (t >> 1) + 2 * h : 2 * t + h) * 4 + from;
-        const uint32_t u = __shfl_sync(~0u, upper, lane), l = __shfl_sync(~0u, lower, lane);
-        p[h] = g & 1 ? l : u;
-        if (code_bits(C) == 2) { /* of sixteen tokens every second */
-            const uint32_t u1 = __shfl_sync(~0u, upper, lane + 4), l1 = __shfl_sync(~0u, lower, lane + 4);
-            p[h] = byte_perm(p[h], g & 1 ? l1 : u1, t & 1 ? 0x7531 : 0x6420);
-        }
-    }
-}
-
-/* How scores of a page differ from products: not at all, in what is seen of it, or in all that finish_scores does. */
-enum page_scores { PLAIN, SOME, COLD };
-
-/* Weights of a half's tokens times the scales of values, in columns. */
-template <int D, int C, int NT>
-__device__ static inline void weigh_half(uint32_t p[NT][2], worker<D, C, NT> &w, uint32_t at, int page, int first, page_scores how)
-{
-    int c[NT][2][4];
-    float kf[4], vf[4], above[4];
-    const uint2 kh = load_pair(at + 8 * w.g), vh = load_pair(at + 64 + 8 * w.g);
-    multiply_half<D, C, NT>(c, w, at, kh);
-    four_headers<C>(kf, kh);
-    four_headers<C>(vf, vh);
-#pragma unroll
-    for (int r = 0; r < 4; r++)
-        above[r] = __fadd_rn(vf[r], 0x1p-21f);
-#pragma unroll
-    for (int i = 0; i < NT; i++) {
-        float y[4], e[4], top = 0;
-#pragma unroll
-        for (int r = 0; r < 4; r++)
-            y[r] = __fmul_rn((float)(c[i][r / 2][r % 2 * 2] * 256 + c[i][r / 2][r % 2 * 2 + 1]),
-                             __fmul_rn(kf[r], w.scale[i]));
-        if (how == SOME) {
-            const int lo = max(page ? 0 : w.sinks, opaque(w.oldest[i]) - 64 * page) - first - 4 * w.g;
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                y[r] = r < lo ? -INFINITY : y[r];
-        } else if (how == COLD) {
-            const float4 s = finish_scores(make_float4(y[0], y[1], y[2], y[3]), w.cold, 4 * i + w.t, page, first + 4 * w.g);
-            y[0] = s.x;
-            y[1] = s.y;
-            y[2] = s.z;
-            y[3] = s.w;
-        }
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
-            top = fmaxf(top, __fmul_rn(e[r], above[r]));
-        }
-        if (__any_sync(~0u, top > FULL)) {
-            raise(w, i, raised(make_float4(y[0], y[1], y[2], y[3]), make_float4(above[0], above[1], above[2], above[3]), top));
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                e[r] = exp2_of(__fsub_rn(y[r], w.ref[i]));
-        }
-        w.sum[i] = __fadd_rn(w.sum[i], __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3])));
-        uint32_t n[4];
-#pragma unroll
-        for (int r = 0; r < 4; r++)
-            n[r] = __float_as_uint(__fmaf_rn(e[r], vf[r], 8388608.0f)); /* the integer in its low bits */
-        if (code_trellis(C))
-            w.all[i] += (n[0] + n[1]) + (n[2] + n[3]) - 4 * 0x4B000000u;
-        make_columns<C>(p[i], n, w.g, w.t);
-    }
-}
-
-template <int D, int C, int NT>
-__device__ static inline void add_values(worker<D, C, NT> &w, int n, const octet &x, const octet &y, const uint32_t p[NT][2])
-{
-#pragma unroll
-    for (int i = 0; i < NT; i++)
-        multiply_values<C>(w.o[i][n], x, y, p[i][0], p[i][1]);
-}
-
-/* Half a page, which lies at `at`. */
-template <int D, int C, int NT>
-__device__ static inline void take_half(worker<D, C, NT> &w, uint32_t at, int page, int first, page_scores how)
-{
-    uint32_t p[NT][2];
-    weigh_half<D, C, NT>(p, w, at, page, first, how);
-    if constexpr (C == CODES_T3 || C == CODES_T2) {
-        value_chain<D> chain;
-        load_chain<D, C>(chain, at, w.places, w.spare, w.g, w.t);
-#pragma unroll
-        for (int j = 0; j < D / 64; j++)
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-                add_values<D, C, NT>(w, 4 * j + n, chain_octet<D, C>(w.tab, chain, 2 * j, n),
-                                     chain_octet<D, C>(w.tab, chain, 2 * j + 1, n), p);
-    } else {
-#pragma unroll
-        for (int j = 0; j < D / 64; j++) {
-            value_words<C> a, b;
-            load_values<D, C>(a, at, w.places, 2 * j, w.g, w.t);
-            load_values<D, C>(b, at, w.places, 2 * j + 1, w.g, w.t);
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-                add_values<D, C, NT>(w, 4 * j + n, value_octet<C>(w.tab, a, w.spare, n, w.t),
-                                     value_octet<C>(w.tab, b, w.spare, n, w.t), p);
-        }
-    }
-}
 
 /* Queries of the block: where the kernel before has left them, or made here, in `own`.  All threads call, and meet. */
 template <int D, int ROWS> struct block_queries {
@@ -345,18 +58,21 @@ template <int D, int ROWS> struct block_queries {
  * references and sums of weights. */
 template <int D, int C, int NT> __device__ static inline void put_down(const worker<D, C, NT> &w, float *room, bool real)
 {
-    constexpr int ROWS = 4 * NT, STEP = D + 8;
+    constexpr int ROWS = 4 * NT, STEP = D + 8, BLOCKS = code_blocks<D>::N;
     float *ref = room + WARPS * ROWS * STEP, *sum = ref + WARPS * ROWS;
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         const int row = threadIdx.x / 32 * ROWS + 4 * i + w.t;
-        float all = w.sum[i], offset = code_trellis(C) ? (float)w.all[i] : 0.0f;
-        for (int width = 4; width < 32; width *= 2) {
+        float all = w.sum[i], offset[BLOCKS];
+        for (int width = 4; width < 32; width *= 2)
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
-            if (code_trellis(C))
-                offset = __fadd_rn(offset, __shfl_xor_sync(~0u, offset, width));
+#pragma unroll
+        for (int k = 0; k < BLOCKS; k++) {
+            float sum = code_trellis(C) ? (float)w.all[i][k] : 0.0f;
+            for (int width = 4; code_trellis(C) && width < 32; width *= 2)
+                sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, width));
+            offset[k] = code_trellis(C) ? __fmul_rn(sum, -(float)w.tab.offset) : 0.0f;
         }
-        offset = code_trellis(C) ? __fmul_rn(offset, -(float)w.tab.offset) : 0.0f;
         if (real && w.g == 0) {
             ref[row] = w.ref[i];
             sum[row] = all;
@@ -368,7 +84,8 @@ template <int D, int C, int NT> __device__ static inline void put_down(const wor
                 float x[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    x[j] = __fadd_rn(__fmaf_rn((float)w.o[i][n + j][2 * h], 256.0f, (float)w.o[i][n + j][2 * h + 1]), offset);
+                    x[j] = __fadd_rn(__fmaf_rn((float)w.o[i][n + j][2 * h], 256.0f, (float)w.o[i][n + j][2 * h + 1]),
+                                     offset[n / (code_blocks<D>::DIMS / 16)]);
                 float *to = room + row * STEP + (n / 2 + h) * 32 + 4 * w.g;
                 if (real)
                     *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1], x[2], x[3]);
@@ -424,12 +141,23 @@ __device__ static inline void look_up(code_pages &p, int first, int lane)
     p.mine = first + lane * WARPS < p.end ? p.numbers[first + lane * WARPS] : 0;
 }
 
+/* Bytes of half a page in shared memory. */
+template <int D, int C> __host__ __device__ constexpr int half_bytes()
+{
+    return code_blocks<D>::N * code_stage<code_blocks<D>::DIMS, C>::BYTES;
+}
+
 /* One half of a page, or nothing behind the last. */
 template <int D, int C> __device__ static inline void fetch_half(const code_pages &p, int page, int half, int lane)
 {
+    using blocks = code_blocks<D>;
+    constexpr int BYTES = code_stage<blocks::DIMS, C>::BYTES;
     const uint32_t number = __shfl_sync(~0u, p.mine, (uint32_t)(page - p.first) / WARPS % 32);
     if (page < p.end)
-        fetch_codes<D, C>(p.at + half * code_stage<D, C>::BYTES, p.from, number, half, lane, p.once);
+#pragma unroll
+        for (int k = 0; k < blocks::N; k++)
+            fetch_codes<blocks::DIMS, C>(p.at + (half * blocks::N + k) * BYTES, p.from, number, half * blocks::N + k,
+                                         half * 64 + k * 128, lane, p.once);
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
@@ -479,7 +207,9 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, col
     for (int i = 0; i < NT; i++) {
         w.ref[i] = UNSET;
         w.sum[i] = 0;
-        w.all[i] = 0;
+#pragma unroll
+        for (int k = 0; k < code_blocks<D>::N; k++)
+            w.all[i][k] = 0;
 #pragma unroll
         for (int n = 0; n < D / 16; n++)
             w.o[i][n][0] = w.o[i][n][1] = w.o[i][n][2] = w.o[i][n][3] = 0;
@@ -496,7 +226,7 @@ __device__ static inline void take_range(worker<D, C, NT> &w, code_pages &p, col
         for (int half = 0; half < 2; half++) {
             asm volatile("cp.async.wait_group 1;" ::: "memory");
             __syncwarp();
-            take_half<D, C, NT>(w, p.at + half * code_stage<D, C>::BYTES, page, 32 * half, how);
+            take_half<D, C, NT>(w, p.at + half * half_bytes<D, C>(), page, 32 * half, how);
             __syncwarp();
             if (!real)
                 return;
@@ -514,11 +244,14 @@ template <int D, int C, int NT> __device__ static inline void open_worker(worker
     w.tab.one = a.one;
     w.sinks = a.l.first;
     w.spare = spare_of(w.t);
-    w.places = places_of<D, C>(w.g, w.t);
+    w.places = places_of<code_blocks<D>::DIMS, C>(w.g, w.t);
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         w.scale[i] = 0;
-        w.start[i] = w.oldest[i] = 0;
+        w.oldest[i] = 0;
+#pragma unroll
+        for (int k = 0; k < code_blocks<D>::N; k++)
+            w.start[i][k] = 0;
 #pragma unroll
         for (int s = 0; s < D / 32; s++)
             w.q[i][s][0] = w.q[i][s][1] = 0;
@@ -529,16 +262,19 @@ template <int D, int C, int NT> __device__ static inline void open_worker(worker
 template <int D, int C, int NT>
 __device__ static inline void open_queries(worker<D, C, NT> &w, const tern_cuda_attn_args &a, const block_queries<D, 4 * NT> &q)
 {
+    constexpr int E = code_blocks<D>::DIMS;
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         const query_columns<D> &own = q.row(4 * i + w.t);
         const int8_t *column = q.row(4 * i + w.g / 2).c[w.g % 2];
         w.oldest[i] = oldest_seen(a.l, row_pos(q.b, 4 * i + w.t));
         w.scale[i] = own.scale;
-        w.start[i] = -w.tab.offset * own.total;
+#pragma unroll
+        for (int k = 0; k < code_blocks<D>::N; k++)
+            w.start[i][k] = -w.tab.offset * own.total[k];
 #pragma unroll
         for (int s = 0; s < D / 32; s++) {
-            const uint2 x = *reinterpret_cast<const uint2 *>(column + octet_at<D, C>(w.t, s));
+            const uint2 x = *reinterpret_cast<const uint2 *>(column + s / (E / 32) * E + octet_at<E, C>(w.t, s % (E / 32)));
             w.q[i][s][0] = x.x;
             w.q[i][s][1] = x.y;
         }
@@ -659,7 +395,7 @@ template <int D, int C, int NT>
 __device__ static inline void take_ranges(worker<D, C, NT> &w, code_pages &pages, const block_rows &b, const row_ranges &ranges,
                                           const code_items &items, int page, float *room, cold_rows *cold, bool real)
 {
-    constexpr int ROWS = 4 * NT, PLACE = TERN_CUDA_CODES_ROOM(D, ROWS) / 4;
+    constexpr int ROWS = 4 * NT, PLACE = TERN_CUDA_CODES_PLACE(D, ROWS) / 4;
     const tern_cuda_attn_args &a = *b.a;
     const int seen = (oldest_seen(a.l, row_pos(b, b.n_q - 1)) + 63) / 64, whole = a.l.first && !seen ? 1 : seen;
     page_scores how = !real ? PLAIN : (b.cond && b.cond->n_pairs) || a.cap > 0 ? COLD : SOME;
@@ -668,7 +404,9 @@ __device__ static inline void take_ranges(worker<D, C, NT> &w, code_pages &pages
         int unused, to;
         pages_of(b, ranges, z, unused, to);
         take_range<D, C, NT>(w, pages, cold, page, real ? to : 1, whole, how, real);
-        float *place = room + (z & 1) * PLACE; /* the other is still read by warps behind */
+        float *place = room + z % TERN_CUDA_CODES_PLACES(D) * PLACE; /* the other is still read by warps behind */
+        if (TERN_CUDA_CODES_PLACES(D) == 1 && real)
+            computing_meet<THREADS>();
         put_down<D, C, NT>(w, place, real);
         if (!real)
             continue;
@@ -680,9 +418,8 @@ __device__ static inline void take_ranges(worker<D, C, NT> &w, code_pages &pages
 /* HEADS: they are not finished, and no page was closed in this step. */
 template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void attend_codes(const ARGS &args)
 {
-    constexpr int ROWS = 4 * NT, RING = 2 * WARPS * code_stage<D, C>::BYTES;
-    constexpr int QUERIES = raw_room<D, ROWS>::QUERIES, STAGE = code_stage<D, C>::BYTES, UNREAD = QUERIES > STAGE ? QUERIES : STAGE;
-    static_assert(TERN_CUDA_RAW_BYTES(D, THREADS, ROWS) <= 2 * TERN_CUDA_CODES_ROOM(D, ROWS), "");
+    constexpr int ROWS = 4 * NT, HALF = half_bytes<D, C>(), RING = 2 * WARPS * HALF;
+    constexpr int QUERIES = raw_room<D, ROWS>::QUERIES, UNREAD = QUERIES > HALF ? QUERIES : HALF;
     const tern_cuda_attn_args &a = attn_of(args);
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ __align__(16) query_columns<D> columns[ROWS];
@@ -714,7 +451,7 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
     w.cold = &cold;
     open_worker<D, C, NT>(w, a);
     code_pages pages = {};
-    pages.at = (uint32_t)__cvta_generic_to_shared(real ? shared + warp * 2 * code_stage<D, C>::BYTES : unread);
+    pages.at = (uint32_t)__cvta_generic_to_shared(real ? shared + warp * 2 * HALF : unread);
     raw_places raw = {};
     if constexpr (HEADS) {
         const tern_cuda_unit &unit = cuda_at<const tern_cuda_unit>(a.units)[blockIdx.x]; /* of one block */
@@ -807,3 +544,11 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
     OWN(d, t2, CODES_T2)
 KERNELS(64)
 KERNELS(128)
+#undef KERNELS
+KERNEL(256, 2, CODES_2, 2)
+KERNEL(256, 3, CODES_3, 2)
+KERNEL(256, 4, CODES_4, 2)
+KERNEL(256, t4, CODES_T4, 2)
+KERNEL(256, 8, CODES_8, 1)
+KERNEL(256, t3, CODES_T3, 2)
+KERNEL(256, t2, CODES_T2, 2)

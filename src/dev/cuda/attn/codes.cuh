@@ -31,6 +31,11 @@ struct code_tables {
     int offset;   /* bytes are entry + offset; 0: signed */
 };
 
+/* Codes have scales and chains of up to 128 dims each, so a head of 256 is two blocks, of D dims here and below. */
+template <int D> struct code_blocks {
+    static constexpr int N = D > 128 ? D / 128 : 1, DIMS = D / N;
+};
+
 /* Half a page, 32 tokens, in shared memory: headers of keys, of values, then keys and values. */
 template <int D, int C> struct code_stage {
     static constexpr int BITS = code_bits(C), SETS = D / 32;
@@ -59,16 +64,18 @@ __device__ static inline code_source source_of(const tern_cuda_blocks &pool, con
             (int32_t)(header - own), (uint32_t)pool.bytes};
 }
 
-/* Half of a page on its way to shared memory, by one warp. */
+/* A block of half of a page on its way to shared memory, by one warp: part of so many of the page, halves first; header: its headers'
+ * place behind the page's first one. */
 template <int D, int C>
-__device__ static inline void fetch_codes(uint32_t to, const code_source &s, uint32_t number, int half, int lane, uint64_t once)
+__device__ static inline void fetch_codes(uint32_t to, const code_source &s, uint32_t number, int part, int header, int lane,
+                                          uint64_t once)
 {
     using stage = code_stage<D, C>;
     constexpr int PIECES = stage::SIDE / 16;
-    const uint8_t *page = s.keys + (uint64_t)number * s.bytes, *k = page + half * stage::SIDE, *v = k + s.values;
+    const uint8_t *page = s.keys + (uint64_t)number * s.bytes, *k = page + part * stage::SIDE, *v = k + s.values;
     const uint32_t own = to + piece_of<C>(lane) * 16;
     if (lane < 8)
-        cuda_copy_16(to + lane * 16, page + s.headers + half * 64, once);
+        cuda_copy_16(to + lane * 16, page + s.headers + header, once);
 #pragma unroll
     for (int n = 0; n < (PIECES + 31) / 32; n++) {
         const int i = lane + 32 * n;

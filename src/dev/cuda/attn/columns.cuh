@@ -10,12 +10,12 @@
 template <int D> struct query_columns {
     int8_t c[2][D + 16]; /* upper and lower bytes; where dim d stands: column_place */
     float scale;         /* of the integers, and of entries of keys */
-    int total;           /* their sum */
+    int total[2];        /* their sum, of each 128 dims */
     float shift;         /* what the mean of conditioned keys adds to every score */
-    int unused;
 };
 static_assert(sizeof(query_columns<64>) == TERN_CUDA_COLUMNS_BYTES(64) &&
-                  sizeof(query_columns<128>) == TERN_CUDA_COLUMNS_BYTES(128),
+                  sizeof(query_columns<128>) == TERN_CUDA_COLUMNS_BYTES(128) &&
+                  sizeof(query_columns<256>) == TERN_CUDA_COLUMNS_BYTES(256),
               "the host makes room");
 
 /* Codes of two bits have even and odd dims of 16 apart. */
@@ -28,18 +28,22 @@ __device__ static inline int column_place(int bits, int d)
 template <int D> __device__ static inline void load_query(float x[D / 32], const float *from, float by, int lane)
 {
     constexpr int N = D / 32;
-    float4 v = make_float4(0, 0, 0, 0);
-    if (from && N == 4) {
-        v = reinterpret_cast<const float4 *>(from)[lane];
-    } else if (from) {
-        const float2 two = reinterpret_cast<const float2 *>(from)[lane];
-        v.x = two.x;
-        v.y = two.y;
-    }
-    const float four[4] = {v.x, v.y, v.z, v.w};
+    constexpr int AT_ONCE = N < 4 ? N : 4;
 #pragma unroll
-    for (int j = 0; j < N; j++)
-        x[j] = four[j] * by;
+    for (int j = 0; j < N; j += AT_ONCE) {
+        float4 v = make_float4(0, 0, 0, 0);
+        if (from && AT_ONCE == 4) {
+            v = reinterpret_cast<const float4 *>(from)[lane * (N / AT_ONCE) + j / AT_ONCE];
+        } else if (from) {
+            const float2 two = reinterpret_cast<const float2 *>(from)[lane];
+            v.x = two.x;
+            v.y = two.y;
+        }
+        const float four[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            x[j + i] = four[i] * by;
+    }
 }
 
 /* What the mean of conditioned keys, which pages do not have, adds to every score; x: as load_query leaves it. */
@@ -93,13 +97,14 @@ __device__ static inline void put_columns(query_columns<D> &to, const float *fro
         to.c[1][at] = (int8_t)(n - upper * 256);
         all += n;
     }
-    for (int width = 16; width; width /= 2)
+    for (int width = D > 128 ? 8 : 16; width; width /= 2)
         all += __shfl_xor_sync(~0u, all, width);
     if (lane == 0) {
         to.scale = most / 32512.0f * s.unit;
-        to.total = all;
         to.shift = mean;
     }
+    if (lane % 16 == 0)
+        to.total[lane / 16] = all;
 }
 
 #endif

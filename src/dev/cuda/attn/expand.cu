@@ -1,6 +1,6 @@
 /* Closed pages of prompt rows as halves of the model's numbers: what a cache of f16 would hold, as it would lie there.
  *
- * Many rows read a page, so it is decoded and turned back once, for all of them; attention (attn/wide_90.cu) then knows
+ * Many rows read a page, so it is decoded and turned back once, for all of them; attention (attn/wide.cuh) then knows
  * one kind of pages.  First tokens, which are kept raw, stand in their page. */
 #include "dev/cuda/attn/decode.cuh"
 #include "dev/cuda/attn/matrix.cuh"
@@ -9,14 +9,14 @@
 #define MOST    8 /* pages of one block of threads, one after the other */
 
 /* One side as it comes and another one as it goes, in turn. */
-union expand_side {
-    __half keys_in[64 * (128 + 8)], values_out[64 * (128 + 8)]; /* [token][dim] */
-    __half keys_out[128 * (64 + 8)], values_in[128 * (64 + 8)]; /* [dim][token] */
+template <int D> union expand_side {
+    __half keys_in[64 * (D + 8)], values_out[64 * (D + 8)]; /* [token][dim] */
+    __half keys_out[D * (64 + 8)], values_in[D * (64 + 8)]; /* [dim][token] */
 };
 
-struct expand_room {
-    expand_side one, other;
-    float key[128], add[128], value[128]; /* what a dim is multiplied by behind the sums, and what keys get besides */
+template <int D> struct expand_room {
+    expand_side<D> one, other;
+    float key[D], add[D], value[D]; /* what a dim is multiplied by behind the sums, and what keys get besides */
     const uint8_t *from[MOST];
     const tern_cuda_job *job[MOST];
     int page[MOST];
@@ -26,7 +26,7 @@ template <int D> struct expand_page {
     static constexpr int ROW = D + 8, COL = 64 + 8;
     const tern_cuda_layer *l;
     const tern_cuda_job *job;
-    const expand_room *r;
+    const expand_room<D> *r;
     const uint8_t *from;
     int page, head;
 };
@@ -43,7 +43,7 @@ __device__ static inline __half clamped(float x)
 }
 
 /* Page `slot` of the pass becomes the block's i-th. */
-__device__ static void find_page(expand_room &r, const tern_cuda_attn_args &a, int slot, int i)
+template <int D> __device__ static void find_page(expand_room<D> &r, const tern_cuda_attn_args &a, int slot, int i)
 {
     int n, first;
     const tern_cuda_job *j = cuda_at<const tern_cuda_job>(a.t.jobs) + a.job0;
@@ -59,7 +59,7 @@ __device__ static void find_page(expand_room &r, const tern_cuda_attn_args &a, i
     r.from[i] = page_at(a.t, a.l, *j, first + slot, a.kv0 + blockIdx.y);
 }
 
-__device__ static void load_factors(expand_room &r, const tern_cuda_layer &l, int head)
+template <int D> __device__ static void load_factors(expand_room<D> &r, const tern_cuda_layer &l, int head)
 {
     const int d = threadIdx.x;
     if (d >= l.k.dim)
@@ -124,11 +124,11 @@ __device__ static inline uint32_t matrix_two(bool rotated, int r, int c)
     return matrix_bits(rotated, r, c) | matrix_bits(rotated, r, c + 1) << 16;
 }
 
-/* c[block][..]: sums over blocks of 16 dims. */
-template <int BLOCKS> __device__ static inline void sums(float (&c)[BLOCKS][4])
+/* c[block][..]: sums over blocks of 16 dims, those that are FROM, 2 FROM .. below TO apart. */
+template <int FROM, int TO, int BLOCKS> __device__ static inline void sums(float (&c)[BLOCKS][4])
 {
 #pragma unroll
-    for (int stride = 1; stride < BLOCKS; stride *= 2)
+    for (int stride = FROM; stride < TO; stride *= 2)
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++)
             if (!(i & stride))
@@ -140,10 +140,30 @@ template <int BLOCKS> __device__ static inline void sums(float (&c)[BLOCKS][4])
                 }
 }
 
+/* A token's, of each 128 dims. */
 __device__ static inline float scale_of(const tern_cuda_side &s, const uint16_t *head, int t)
 {
     const float scale = s.form == TERN_CUDA_CODES ? __fmul_rn(header_scale(head[t]), s.unit) : 1.0f;
     return s.rotated ? __fmul_rn(scale, s.norm) : scale;
+}
+
+/* Products with Hadamard's matrix of 16 become what was rotated: sums within 128 dims, their scales, sums across. A lane's
+ * four have the tokens t[0], t[0], t[1], t[1] if `rows`, else t[0], t[1], t[0], t[1]. */
+template <int BLOCKS>
+__device__ static inline void turn(float (&c)[BLOCKS][4], const tern_cuda_side &s, const uint16_t *head, int t0, int t1, bool rows)
+{
+    constexpr int EACH = BLOCKS < 8 ? BLOCKS : 8;
+    if (s.rotated)
+        sums<1, EACH>(c);
+#pragma unroll
+    for (int i = 0; i < BLOCKS; i += EACH) {
+        const float scale[2] = {scale_of(s, head + i / 8 * 64, t0), scale_of(s, head + i / 8 * 64, t1)};
+#pragma unroll
+        for (int j = 0; j < 4 * EACH; j++)
+            c[i + j / 4][j % 4] = __fmul_rn(c[i + j / 4][j % 4], scale[rows ? j % 4 / 2 : j % 2]);
+    }
+    if (s.rotated)
+        sums<EACH, BLOCKS>(c);
 }
 
 /* 16 tokens' keys, from t0 on: out[block][half][tile of 8 tokens] has the tokens 2q and 2q + 1 of dim 16 block + g + 8
@@ -159,7 +179,6 @@ __device__ static void turn_keys(uint32_t (&out)[D / 16][2][2], const expand_pag
                            matrix_two(s.rotated, g, 2 * q + 8), matrix_two(s.rotated, g + 8, 2 * q + 8)};
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        const float scale[2] = {scale_of(s, head, t0 + 8 * j + 2 * q), scale_of(s, head, t0 + 8 * j + 2 * q + 1)};
         float c[BLOCKS][4] = {};
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
@@ -167,13 +186,11 @@ __device__ static void turn_keys(uint32_t (&out)[D / 16][2][2], const expand_pag
             load4(y, in + (t0 + lane % 8 + lane / 16 * 8) * expand_page<D>::ROW + 16 * i + lane / 8 % 2 * 8);
             multiply(c[i], h, y[2 * j], y[2 * j + 1]);
         }
-        if (s.rotated)
-            sums<BLOCKS>(c);
+        turn<BLOCKS>(c, s, head, t0 + 8 * j + 2 * q, t0 + 8 * j + 2 * q + 1, false);
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) { /* dim 8 i + g */
             const float *x = &c[i / 2][i % 2 * 2], by = p.r->key[8 * i + g], add = p.r->add[8 * i + g];
-            out[i / 2][i % 2][j] =
-                two(__fmaf_rn(__fmul_rn(x[0], scale[0]), by, add), __fmaf_rn(__fmul_rn(x[1], scale[1]), by, add));
+            out[i / 2][i % 2][j] = two(__fmaf_rn(x[0], by, add), __fmaf_rn(x[1], by, add));
         }
     }
 }
@@ -190,7 +207,6 @@ __device__ static void turn_values(uint32_t (&out)[D / 16][2][2], const expand_p
 #pragma unroll
     for (int i = 0; i < 4; i++)
         h[i / 2][i % 2] = matrix_two(s.rotated, i / 2 * 8 + g, i % 2 * 8 + 2 * q);
-    const float scale[2] = {scale_of(s, head, t0 + g), scale_of(s, head, t0 + g + 8)};
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         float c[BLOCKS][4] = {};
@@ -200,15 +216,13 @@ __device__ static void turn_values(uint32_t (&out)[D / 16][2][2], const expand_p
             load4_turned(y, shared_at(in + (16 * i + lane % 8 + lane / 16 * 8) * expand_page<D>::COL + t0 + lane / 8 % 2 * 8));
             multiply(c[i], y, h[j][0], h[j][1]);
         }
-        if (s.rotated)
-            sums<BLOCKS>(c);
+        turn<BLOCKS>(c, s, head, t0 + g, t0 + g + 8, true);
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) { /* dims 16 i + 8 j + 2q .. */
             const float2 by = *reinterpret_cast<const float2 *>(p.r->value + 16 * i + 8 * j + 2 * q);
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                out[i][j][n] = two(__fmul_rn(__fmul_rn(c[i][2 * n], scale[n]), by.x),
-                                   __fmul_rn(__fmul_rn(c[i][2 * n + 1], scale[n]), by.y));
+                out[i][j][n] = two(__fmul_rn(c[i][2 * n], by.x), __fmul_rn(c[i][2 * n + 1], by.y));
         }
     }
 }
@@ -245,7 +259,7 @@ __device__ static void put_first(__half *keys, __half *values, const expand_page
 }
 
 /* A page whose bytes are at p.from, to its place. */
-template <int D> __device__ static void expand_one(expand_room &r, const expand_page<D> &p, uint4 *to, const uint8_t *sink, int pairs)
+template <int D> __device__ static void expand_one(expand_room<D> &r, const expand_page<D> &p, uint4 *to, const uint8_t *sink, int pairs)
 {
     constexpr int ROW = expand_page<D>::ROW, COL = expand_page<D>::COL;
     const tern_cuda_layer &l = *p.l;
@@ -281,15 +295,16 @@ template <int D> __device__ static void expand_one(expand_room &r, const expand_
     }
 }
 
-/* Pages go through shared memory while the one before is worked on, but for those that are no codes. */
+/* Pages go through shared memory while the one before is worked on, where they are codes and the card has room. */
 template <int D> __device__ static void expand(const tern_cuda_attn_args &a)
 {
     extern __shared__ __align__(16) uint8_t shared[];
-    expand_room &r = *reinterpret_cast<expand_room *>(shared);
+    expand_room<D> &r = *reinterpret_cast<expand_room<D> *>(shared);
+    static_assert(sizeof r == TERN_CUDA_EXPAND_ROOM(D), "what the host asks for");
     uint8_t *staged = shared + sizeof r;
     const tern_cuda_layer &l = a.l;
     const int slot0 = blockIdx.x * a.per_block, left = a.pages - slot0, n = left < a.per_block ? left : a.per_block;
-    const bool stages = l.k.form == TERN_CUDA_CODES && l.v.form == TERN_CUDA_CODES;
+    const bool stages = a.staged;
     if ((int)threadIdx.x < n)
         find_page(r, a, slot0 + threadIdx.x, threadIdx.x);
     __syncthreads();
@@ -320,12 +335,11 @@ template <int D> __device__ static void expand(const tern_cuda_attn_args &a)
     }
 }
 
-TERN_CUDA_KERNEL_BEGIN(expand_64, tern_cuda_attn_args, THREADS, 3)
-{
-    expand<64>(a);
-}
-
-TERN_CUDA_KERNEL_BEGIN(expand_128, tern_cuda_attn_args, THREADS, 3)
-{
-    expand<128>(a);
-}
+#define KERNEL(D, blocks)                                                      \
+    TERN_CUDA_KERNEL_BEGIN(expand_##D, tern_cuda_attn_args, THREADS, blocks) \
+    {                                                                          \
+        expand<D>(a);                                                          \
+    }
+KERNEL(64, 3)
+KERNEL(128, 3)
+KERNEL(256, 1)

@@ -61,14 +61,21 @@ template <int N> __device__ static inline void load_dims(float x[N], const float
     }
 }
 
-/* Four neighbours for the lanes that have some: all, or the first half. */
-template <int N> __device__ static inline float4 four_dims(const float x[N], int lane)
+/* Dims 128 k + 4 lane and on of what lanes have, N neighbours each; of 64 dims the first half of the lanes gets some. */
+template <int N> __device__ static inline float4 four_dims(const float x[N], int k, int lane)
 {
-    if (N == 4)
-        return make_float4(x[0], x[1], x[N - 2], x[N - 1]);
-    const int from = lane * 2 % 32;
-    return make_float4(__shfl_sync(~0u, x[0], from), __shfl_sync(~0u, x[1], from), __shfl_sync(~0u, x[0], from + 1),
-                       __shfl_sync(~0u, x[1], from + 1));
+    if constexpr (N == 4) {
+        return make_float4(x[0], x[1], x[2], x[3]);
+    } else {
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int from = (128 * k + lane * 4 + j) / N % 32;
+            const float low = __shfl_sync(~0u, x[j % N], from), high = __shfl_sync(~0u, x[(4 + j) % N], from);
+            v[j] = N > 4 && lane % 2 ? high : low;
+        }
+        return make_float4(v[0], v[1], v[2], v[3]);
+    }
 }
 
 /* real: false in a rehearsal, before the kernel has waited: nothing is read but tables, and nothing written. */
@@ -136,13 +143,17 @@ __device__ static inline void merge_row(const block_rows &b, int i, const float 
         x[c] = value / all + 0.0f;
     }
     const uint64_t row = b.row0 + row_of(b, i), at = (uint64_t)head_of(b, i) * D;
-    const float4 v = four_dims<N>(x, lane);
-    const bool put = real && lane * 4 < D;
-    if (put)
-        *reinterpret_cast<float4 *>(cuda_at<float>(a.out) + row * a.out_stride + at + lane * 4) = v;
-    if (a.q8)
-        quantize_four(cuda_at<uint8_t>(a.q8), a.q8_bytes, a.q8_lanes, (int)row, a.n_heads * D, (int)(at + lane * 4) / 32,
-                      lane % 8, v, put);
+#pragma unroll
+    for (int k = 0; k < (D + 127) / 128; k++) {
+        const int dim = 128 * k + lane * 4;
+        const float4 v = four_dims<N>(x, k, lane);
+        const bool put = real && dim < D;
+        if (put)
+            *reinterpret_cast<float4 *>(cuda_at<float>(a.out) + row * a.out_stride + at + dim) = v;
+        if (a.q8)
+            quantize_four(cuda_at<uint8_t>(a.q8), a.q8_bytes, a.q8_lanes, (int)row, a.n_heads * D, (int)(at + dim) / 32, lane % 8,
+                          v, put);
+    }
 }
 
 template <int D> __device__ static void merge(const tern_cuda_attn_args &a)
@@ -175,4 +186,9 @@ TERN_CUDA_KERNEL_BEGIN(attn_merge_64, tern_cuda_attn_args, 32 * WARPS, 1)
 TERN_CUDA_KERNEL_BEGIN(attn_merge_128, tern_cuda_attn_args, 32 * WARPS, 1)
 {
     merge<128>(a);
+}
+
+TERN_CUDA_KERNEL_BEGIN(attn_merge_256, tern_cuda_attn_args, 32 * WARPS, 1)
+{
+    merge<256>(a);
 }

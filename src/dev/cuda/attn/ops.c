@@ -11,22 +11,19 @@
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-static unsigned tensor_shared(const struct tern_cuda_layer *l, int rows)
+/* Shared bytes of a block of threads of attn/tensor.cu. */
+static unsigned tensor_shared(const struct tern_cuda_layer *l)
 {
-    const int dim = l->k.dim, row = dim + 8, side = 64 * row > dim * 72 ? 64 * row : dim * 72;
-    return (unsigned)(4 * (128 + 128 + 128 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
+    const int dim = l->k.dim, rows = TERN_CUDA_NARROW_ROWS(dim), row = dim + 8,
+              side = 64 * row > dim * 72 ? 64 * row : dim * 72;
+    return (unsigned)(4 * (128 + 16 + 16 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
 }
 
-/* Are there kernels on tensor cores, and is f16 allowed? */
-static bool for_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
-{
-    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim && (l->k.dim == 64 || l->k.dim == 128);
-}
-
-/* Do prompt rows have room for theirs? */
+/* Are there kernels on tensor cores for such heads, and is f16 allowed?  Of prompt rows always, then. */
 static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
-    return for_tensors(d, l) && tensor_shared(l, TERN_CUDA_WIDE_ROWS) <= (unsigned)d->card->shared_most;
+    return !d->limits.exact && !l->latent && l->k.dim == l->v.dim &&
+           (l->k.dim == 64 || l->k.dim == 128 || l->k.dim == 256);
 }
 
 /* Pages of 16-bit floats? */
@@ -48,20 +45,28 @@ static int kind_of_codes(const struct tern_cuda_layer *l)
 /* Shared bytes of a page in two halves for each of four warps, and of what they put down (attn/codes.cuh). */
 static unsigned codes_shared(const struct tern_cuda_layer *l, bool eight)
 {
-    const unsigned dim = (unsigned)l->k.dim, half = 128 + 2 * 4 * dim * (unsigned)l->k.bits + (l->k.bits < 4 ? dim : 0);
-    return 4 * 2 * half + 2 * TERN_CUDA_CODES_ROOM(dim, eight ? 8u : 4u);
+    const unsigned dim = (unsigned)l->k.dim, blocks = dim > 128 ? dim / 128 : 1, bits = (unsigned)l->k.bits;
+    const unsigned half = 128 * blocks + 2 * 4 * dim * bits + (bits < 4 ? dim : 0);
+    return 4 * 2 * half + TERN_CUDA_CODES_ROOM(dim, eight ? 8u : 4u);
+}
+
+/* Has the card room for it, and for what the kernel has besides? */
+static bool codes_fit(const struct tern_cuda *d, const struct tern_cuda_layer *l, bool eight)
+{
+    return codes_shared(l, eight) + TERN_CUDA_CODES_BESIDE((unsigned)l->k.dim) <= (unsigned)d->card->shared_most;
 }
 
 /* Do decode rows go through attn/codes.cu? */
 static bool on_codes(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
-    return for_tensors(d, l) && kind_of_codes(l) >= 0 && codes_shared(l, true) <= (unsigned)d->card->shared_most;
+    return on_tensors(d, l) && kind_of_codes(l) >= 0 && codes_fit(d, l, l->k.dim <= 128);
 }
 
 /* Stages of a warp of attn/halves.cu, of so many warps: up to four, as fit; 0: not even two. */
 static int halves_stages(const struct tern_cuda *d, int dim, unsigned warps)
 {
-    const unsigned beside = TERN_CUDA_HALVES_ROOM((unsigned)dim, warps) + 1024, most = (unsigned)d->card->shared_most;
+    const unsigned beside = TERN_CUDA_HALVES_ROOM((unsigned)dim, warps, TERN_CUDA_HALVES_ROWS(dim, warps)) + 1024,
+                   most = (unsigned)d->card->shared_most;
     const unsigned fit = most > beside ? (most - beside) / (warps * TERN_CUDA_HALVES_PART) : 0;
     return fit < 2 ? 0 : fit < 4 ? (int)fit : 4;
 }
@@ -70,14 +75,8 @@ static int halves_stages(const struct tern_cuda *d, int dim, unsigned warps)
 static bool narrow_on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
     return on_codes(d, l) ||
-           (for_tensors(d, l) && ((of_halves(l) && halves_stages(d, l->k.dim, 4)) ||
-                                  tensor_shared(l, TERN_CUDA_NARROW_ROWS(l->k.dim)) <= (unsigned)d->card->shared_most));
-}
-
-/* Do prompt rows go through attn/wide_90.cu?  It runs on cards of 9.0, and on no newer ones. */
-static bool on_90(const struct tern_cuda *d, const struct tern_cuda_layer *l)
-{
-    return d->card->major == 9 && on_tensors(d, l);
+           (on_tensors(d, l) && ((of_halves(l) && halves_stages(d, l->k.dim, 4)) ||
+                                 (l->k.dim <= 128 && tensor_shared(l) <= (unsigned)d->card->shared_most)));
 }
 
 static size_t expanded_bytes(const struct tern_cuda_layer *l)
@@ -93,7 +92,7 @@ static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, t
     for (int c = 0; c < l->n_caches; c++)
         for (int i = 0; i < t->n_layers; i++) {
             const struct tern_cuda_layer *layer = &t->layers[c * t->n_spans + i];
-            if (l->caches[c].group_of[i] < 0 || of_halves(layer) || !on_90(d, layer))
+            if (l->caches[c].group_of[i] < 0 || of_halves(layer) || !on_tensors(d, layer))
                 continue;
             const size_t head = expanded_bytes(layer) * (size_t)l->max_pages, most = d->card->memory / 512;
             const size_t all = head * (size_t)layer->n_heads, bytes = all < most ? all : most > head ? most : head;
@@ -374,24 +373,45 @@ static struct pass next_pass(const struct tern_cuda *d, const struct tern_cuda_a
     return p;
 }
 
-/* Shared bytes of a block of threads are what attn/expand.cu says, and two pages of codes. */
+/* The kernel of a head size, of those for 64, 128 and 256 dims that follow each other. */
+static enum tern_cuda_kernel kernel_for(enum tern_cuda_kernel of_64, int dim)
+{
+    return (enum tern_cuda_kernel)((int)of_64 + (dim == 64 ? 0 : dim == 128 ? 1 : 2));
+}
+
 static void run_expand(struct tern_cuda *d, struct tern_cuda_attn_args *a, int pages)
 {
-    const unsigned shared = 2 * 18432 + 3 * 512 + 8 * 20, codes = 2 * (unsigned)a->l.head_bytes;
-    const bool staged = a->l.k.form == TERN_CUDA_CODES && a->l.v.form == TERN_CUDA_CODES;
+    const unsigned room = TERN_CUDA_EXPAND_ROOM((unsigned)a->l.k.dim), both = 2 * (unsigned)a->l.head_bytes;
     const int each = pages * a->kv_n / (3 * d->card->processors); /* three blocks of a processor, and so many each */
+    a->staged = a->l.k.form == TERN_CUDA_CODES && a->l.v.form == TERN_CUDA_CODES &&
+                room + both <= (unsigned)d->card->shared_most;
     a->pages = pages;
     a->per_block = each < 1 ? 1 : each < 8 ? each : 8;
-    tern_cuda_launch(d, a->l.k.dim == 64 ? TERN_CUDA_K_expand_64 : TERN_CUDA_K_expand_128,
+    tern_cuda_launch(d, kernel_for(TERN_CUDA_K_expand_64, a->l.k.dim),
                      (unsigned)((pages + a->per_block - 1) / a->per_block), (unsigned)a->kv_n, 1, 256,
-                     shared + (staged ? codes : 0), a, sizeof *a);
+                     room + (a->staged ? both : 0), a, sizeof *a);
+}
+
+/* A kernel of prompt rows: attn/wide_90.cu, which runs on cards of 9.0 and on no newer ones, or attn/wide.cu. */
+struct wide {
+    enum tern_cuda_kernel kernel;
+    int rows; /* of a block of threads */
+    unsigned threads, shared;
+};
+
+static struct wide wide_of(const struct tern_cuda *d, int dim)
+{
+    const unsigned part = 2 * TERN_PAGE * (unsigned)(dim < 128 ? dim : 128);
+    if (d->card->major == 9 && dim < 256)
+        return (struct wide){kernel_for(TERN_CUDA_K_wide_90_64, dim), TERN_CUDA_WIDE_90_ROWS, 384,
+                             1024 + 6 * (256 * (unsigned)dim + 16)}; /* six pages, two barriers for each */
+    return (struct wide){kernel_for(TERN_CUDA_K_wide_64, dim), TERN_CUDA_WIDE_ROWS, 2 * TERN_CUDA_WIDE_ROWS,
+                         TERN_CUDA_WIDE_STAGES * part};
 }
 
 /* Each pass through as many KV heads at once as there is room for their closed pages. */
-static void run_90(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache)
+static void run_passes(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct wide w)
 {
-    const bool small = a->l.k.dim == 64;
-    const unsigned shared = 1024 + 6 * (256 * (unsigned)a->l.k.dim + 16); /* six pages, two barriers for each */
     a->expanded = of_halves(&a->l) ? 0 : d->attn->expanded;
     for (struct pass p = next_pass(d, a, cache, 0); p.units; p = next_pass(d, a, cache, p.end)) {
         const size_t fit = p.pages ? d->attn->expanded_bytes / (expanded_bytes(&a->l) * (size_t)p.pages) : SIZE_MAX;
@@ -400,10 +420,10 @@ static void run_90(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache
         a->n_units = p.units;
         for (a->kv0 = 0; a->kv0 < a->l.n_heads; a->kv0 += heads) {
             a->kv_n = a->l.n_heads - a->kv0 < heads ? a->l.n_heads - a->kv0 : heads;
-            run_expand(d, a, p.pages);
-            tern_cuda_launch(d, small ? TERN_CUDA_K_wide_90_64 : TERN_CUDA_K_wide_90_128,
-                             (unsigned)(p.units * a->n_blocks), (unsigned)(a->kv_n * a->n_split), 1, 384, shared, a,
-                             sizeof *a);
+            if (p.pages)
+                run_expand(d, a, p.pages);
+            tern_cuda_launch(d, w.kernel, (unsigned)(p.units * a->n_blocks), (unsigned)(a->kv_n * a->n_split), 1,
+                             w.threads, w.shared, a, sizeof *a);
         }
         a->units += (size_t)p.units * sizeof(struct tern_cuda_unit);
     }
@@ -411,22 +431,16 @@ static void run_90(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache
 
 static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct tern_cuda_list_of units)
 {
-    const int dim = a->l.k.dim;
     cut_plain(a, units);
     if (!on_tensors(d, &a->l)) {
         run_plain(d, TERN_CUDA_K_attn_wide, a, 1);
         return;
     }
-    split_heads(a, TERN_CUDA_WIDE_ROWS);
-    a->rows = TERN_CUDA_WIDE_ROWS / a->heads;
+    const struct wide w = wide_of(d, a->l.k.dim);
+    split_heads(a, w.rows);
+    a->rows = w.rows / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
-    if (on_90(d, &a->l)) {
-        run_90(d, a, cache);
-        return;
-    }
-    tern_cuda_launch(d, dim == 64 ? TERN_CUDA_K_attn_wide_64 : TERN_CUDA_K_attn_wide_128,
-                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), 1, 256,
-                     tensor_shared(&a->l, TERN_CUDA_WIDE_ROWS), a, sizeof *a);
+    run_passes(d, a, cache, w);
 }
 
 /* Blocks of threads that go round through the items of a step (attn/items.cuh): as many as the card holds at once,
@@ -439,20 +453,24 @@ static unsigned item_blocks(const struct tern_cuda *d, const struct tern_cuda_at
 }
 
 /* With eight warps, or with four; false: there is no room for these. */
-static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, int ranges)
+static bool run_halves(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges)
 {
-    const unsigned dim = (unsigned)a->l.k.dim;
-    for (unsigned warps = 8; warps >= 4; warps /= 2) {
-        const unsigned room = TERN_CUDA_HALVES_ROOM(dim, warps);
-        const int kernel = (dim == 64 ? TERN_CUDA_K_halves_64_8 : TERN_CUDA_K_halves_128_8) + (warps == 8 ? 0 : 2);
-        a->stages = halves_stages(d, (int)dim, warps);
-        if (a->stages) {
-            tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, item_blocks(d, a, ranges), 1, 1, 32 * warps,
-                             room + (unsigned)a->stages * warps * TERN_CUDA_HALVES_PART, a, sizeof *a);
-            return true;
-        }
+    const unsigned dim = (unsigned)a->l.k.dim, warps = halves_stages(d, (int)dim, 8) ? 8 : 4;
+    const int rows = TERN_CUDA_HALVES_ROWS(dim, warps);
+    const enum tern_cuda_kernel kernel =
+        kernel_for(warps == 8 ? TERN_CUDA_K_halves_64_8 : TERN_CUDA_K_halves_64_4, (int)dim);
+    a->stages = halves_stages(d, (int)dim, warps);
+    if (!a->stages)
+        return false;
+    if (rows < TERN_CUDA_Q) {
+        split_heads(a, rows);
+        a->rows = rows / a->heads;
+        a->n_blocks = (units.rows + a->rows - 1) / a->rows;
     }
-    return false;
+    tern_cuda_launch(d, kernel, item_blocks(d, a, ranges), 1, 1, 32 * warps,
+                     TERN_CUDA_HALVES_ROOM(dim, warps, rows) + (unsigned)a->stages * warps * TERN_CUDA_HALVES_PART, a,
+                     sizeof *a);
+    return true;
 }
 
 /* Ranges of the decode rows of a step: most of any row, of all, and how many rows there are (or pages with some). */
@@ -463,7 +481,7 @@ struct work {
 /* Blocks of threads of a processor (attn/codes.cu). */
 static int codes_places(const struct tern_cuda *d, const struct tern_cuda_layer *l, bool eight)
 {
-    return d->card->processors * (eight || l->k.bits == 8 ? 2 : l->k.trellis ? 3 : 4);
+    return d->card->processors * (eight || l->k.bits == 8 || l->k.dim > 128 ? 2 : l->k.trellis ? 3 : 4);
 }
 
 /* Eighths of a range for each of n blocks of threads with one: of one range, or of as few as leave so many blocks.  In
@@ -477,11 +495,12 @@ static int codes_eighths(int64_t n, int blocks)
     return share > 8 ? (int)tern_round_up(share, step) : 8;
 }
 
-/* Blocks of up to four q rows, or of eight. */
-static bool cut_codes(struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
+/* Blocks of up to four q rows, or of eight where there is room for them. */
+static bool cut_codes(const struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
 {
-    split_heads(a, 8);
-    const bool eight = a->heads > 4 || a->heads * units.rows > 4;
+    const bool fit = codes_fit(d, &a->l, true);
+    split_heads(a, fit ? 8 : 4);
+    const bool eight = fit && (a->heads > 4 || a->heads * units.rows > 4);
     a->rows = (eight ? 8 : 4) / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
     return eight;
@@ -518,11 +537,11 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
     const int codes = kind_of_codes(&a->l);
     if (!on_codes(d, &a->l))
         return false;
-    const bool eight = cut_codes(a, units), small = a->l.k.dim == 64;
+    const bool eight = cut_codes(d, a, units), small = a->l.k.dim == 64, large = a->l.k.dim == 256;
     const int times = a->n_blocks * a->l.n_heads * a->n_split;
-    const bool little = (work.all + work.rows) * times <= 3 * d->card->processors && !eight;
+    const bool little = (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !large;
     const bool few = little && !a->l.k.trellis && a->l.k.bits < 8;
-    const int first = small ? TERN_CUDA_K_codes_64_2_1 : TERN_CUDA_K_codes_128_2_1;
+    const int first = small ? TERN_CUDA_K_codes_64_2_1 : large ? TERN_CUDA_K_codes_256_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
     struct tern_cuda_codes_own_args own;
     const bool owns = little && own_heads(d, a, units, &own);
@@ -545,15 +564,13 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
 static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
                      struct work work)
 {
-    const bool small = a->l.k.dim == 64;
-    if (!run_codes(d, a, units, work) && (!of_halves(&a->l) || !run_halves(d, a, work.ranges))) {
-        tern_cuda_launch(d, small ? TERN_CUDA_K_attn_range_64 : TERN_CUDA_K_attn_range_128,
-                         (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
-                         (unsigned)work.ranges + 1, 256, tensor_shared(&a->l, TERN_CUDA_NARROW_ROWS(a->l.k.dim)), a,
+    if (!run_codes(d, a, units, work) && (!of_halves(&a->l) || !run_halves(d, a, units, work.ranges))) {
+        tern_cuda_launch(d, kernel_for(TERN_CUDA_K_attn_range_64, a->l.k.dim), (unsigned)(a->n_units * a->n_blocks),
+                         (unsigned)(a->l.n_heads * a->n_split), (unsigned)work.ranges + 1, 256, tensor_shared(&a->l), a,
                          sizeof *a);
     }
-    tern_cuda_launch(d, small ? TERN_CUDA_K_attn_merge_64 : TERN_CUDA_K_attn_merge_128,
-                     (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
+    tern_cuda_launch(d, kernel_for(TERN_CUDA_K_attn_merge_64, a->l.k.dim), (unsigned)(a->n_units * a->n_blocks),
+                     (unsigned)(a->l.n_heads * a->n_split),
                      (unsigned)(a->heads * (a->rows < units.rows ? a->rows : units.rows)), 128, 0, a, sizeof *a);
 }
 

@@ -200,7 +200,8 @@ __device__ static __forceinline__ void raw_unit(const block_rows &b, const raw_r
     float c[NT][2][4] = {};
     uint32_t a[4], columns[NT][2];
     w.load_keys(piece, first + 2 * g, t);
-    w.load_values(piece, first, g, t);
+    if (D <= 128) /* of more there are no registers for both */
+        w.load_values(piece, first, g, t);
 #pragma unroll
     for (int s = 0; s < D / 16; s++) {
         raw_operand(a, w.k[s]);
@@ -210,6 +211,8 @@ __device__ static __forceinline__ void raw_unit(const block_rows &b, const raw_r
             multiply(c[i][s % 2], a, q.x, q.y);
         }
     }
+    if (D > 128)
+        w.load_values(piece, first, g, t);
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         float p[2];

@@ -1,11 +1,12 @@
-/* Attention on tensor cores: f16 operands, sums in f32.
+/* Attention of decode rows on pages that have no kernel of their own, as where keys and values differ in scheme: tensor cores, f16
+ * operands, sums in f32.
  *
  * A page is decoded once for all q rows of a block of threads, into shared memory, while the next one is on its way.
  * Keys stay entries of their code, which f16 holds exactly; a token's scale multiplies its scores.  Values are rounded
  * to f16.
  *
- * Prompt rows: eight warps of 16 q rows each.  Decode rows: up to 8 q rows, eight warps on 8 tokens each for the scores
- * and on an eighth of the dims each for the values; a range of pages leaves a partial result as in plain.cu.
+ * A block has up to 8 q rows: four warps are on 16 tokens each for the scores, and all eight on an eighth of the dims each
+ * for the values; a range of pages leaves a partial result as in plain.cu.
  *
  * A q row goes through the same steps whatever else is in its block: pages that it does not see leave it as it is. */
 #include "dev/cuda/attn/decode.cuh"
@@ -23,17 +24,17 @@ template <int D> struct room {
 struct block : block_rows {
     __half *q, *k, *v;
     float *f;     /* [2][64] scales of keys */
-    float *shift; /* [128] q.mean */
-    float *pq;    /* [128][16] what pairs add, by row */
+    float *shift; /* [16] q.mean */
+    float *pq;    /* [16][16] what pairs add, by row */
     uint64_t pool, pool_bytes;
     const uint32_t *numbers; /* of pages, by page index */
     uint8_t *fetched;        /* [2][head_bytes] pages as they come from memory */
     tables tk, tv;
 };
 
-/* The softmax of rows g and g + 8 of a warp, and their sums. */
+/* The softmax of row g of a warp, and its sums. */
 template <int TILES> struct state {
-    float m[2], l[2], o[TILES][4];
+    float m, l, o[TILES][4];
 };
 
 __device__ static bool find_block(block &b, const tern_cuda_attn_args &a, int unit, int index, int split)
@@ -49,13 +50,13 @@ __device__ static bool find_block(block &b, const tern_cuda_attn_args &a, int un
     return true;
 }
 
-template <int D> __device__ static void share(block &b, uint8_t *shared, int rows)
+template <int D> __device__ static void share(block &b, uint8_t *shared)
 {
     b.f = reinterpret_cast<float *>(shared);
     b.shift = b.f + 128;
-    b.pq = b.shift + 128;
-    b.q = reinterpret_cast<__half *>(b.pq + 128 * 16);
-    b.k = b.q + rows * room<D>::ROW;
+    b.pq = b.shift + 16;
+    b.q = reinterpret_cast<__half *>(b.pq + 16 * 16);
+    b.k = b.q + TERN_CUDA_NARROW_ROWS(D) * room<D>::ROW;
     b.v = b.k + room<D>::SIDE;
     b.fetched = reinterpret_cast<uint8_t *>(b.v + room<D>::SIDE);
     load_tables(b.tk, b.a->l.k);
@@ -87,36 +88,33 @@ __device__ static void load_b_turned(uint32_t r[4], const __half *p, int stride,
 
 /* ---- queries ---- */
 
-/* Queries as the codes want them, or as raw keys do; rows that are not there are 0.  Uses the keys' room. */
-template <int D> __device__ static void load_queries(const block &b, int rows, bool coded)
+/* Queries as the codes want them; rows that are not there are 0.  Uses the keys' room. */
+template <int D> __device__ static void load_queries(const block &b)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const tern_cuda_side &s = b.a->l.k;
     float *x = reinterpret_cast<float *>(b.k) + warp * D;
-    __syncthreads();
-    for (int i = warp; i < rows; i += WARPS) {
+    for (int i = warp; i < 16; i += WARPS) {
         float shift = 0;
         for (int d = lane; d < D; d += 32) {
             float y = 0;
             if (i < b.n_q)
                 y = query_of(b, i, D)[d] * b.a->q_scale;
-            if (coded && b.cond) {
+            if (b.cond) {
                 shift += y * cuda_at<const float>(b.cond->mean)[d];
                 y *= cuda_at<const float>(b.cond->unscale)[d];
             }
             x[d] = y;
         }
         __syncwarp();
-        if (coded && s.rotated)
+        if (s.rotated)
             rotate_row(s, x, false, lane);
         for (int d = lane; d < D; d += 32)
             b.q[i * room<D>::ROW + d] = clamped(x[d]);
-        if (coded) {
-            for (int width = 16; width; width /= 2)
-                shift += __shfl_xor_sync(~0u, shift, width);
-            if (lane == 0)
-                b.shift[i] = shift;
-        }
+        for (int width = 16; width; width /= 2)
+            shift += __shfl_xor_sync(~0u, shift, width);
+        if (lane == 0)
+            b.shift[i] = shift;
         __syncwarp();
     }
     __syncthreads();
@@ -216,24 +214,16 @@ template <int D> __device__ static void decode_page(const block &b, const uint8_
     }
 }
 
-/* n tokens of raw sides, keys [dim][n], values [n][dim], turned; the other tokens are 0. */
-template <int D> __device__ static void copy_raw(const block &b, const uint8_t *k, const uint8_t *v, int n)
+/* A page of raw sides, keys [dim][64], values [64][dim], turned. */
+template <int D> __device__ static void copy_raw(const block &b, const uint8_t *k, const uint8_t *v)
 {
     const tern_cuda_layer &l = b.a->l;
     for (int i = threadIdx.x; i < 128; i += THREADS)
         b.f[i] = 1;
-    if (n == 64 && !l.k.raw32 && !l.v.raw32) {
-        for (int i = threadIdx.x; i < D * 8; i += THREADS) {
-            *reinterpret_cast<uint4 *>(b.k + i / 8 * room<D>::COL + i % 8 * 8) = reinterpret_cast<const uint4 *>(k)[i];
-            *reinterpret_cast<uint4 *>(b.v + i / (D / 8) * room<D>::ROW + i % (D / 8) * 8) =
-                reinterpret_cast<const uint4 *>(v)[i];
-        }
-        return;
-    }
     for (int i = threadIdx.x; i < D * 64; i += THREADS) {
         const int kt = i % 64, kd = i / 64, vt = i / D, vd = i % D;
-        b.k[kd * room<D>::COL + kt] = kt < n ? clamped(raw_value(l.k, k, n, kt, kd)) : __ushort_as_half(0);
-        b.v[vt * room<D>::ROW + vd] = vt < n ? clamped(raw_value(l.v, v, n, vt, vd)) : __ushort_as_half(0);
+        b.k[kd * room<D>::COL + kt] = clamped(raw_value(l.k, k, 64, kt, kd));
+        b.v[vt * room<D>::ROW + vd] = clamped(raw_value(l.v, v, 64, vt, vd));
     }
 }
 
@@ -267,26 +257,25 @@ __device__ static void score_tiles(const block &b, float s[2][4], const __half *
 }
 
 /* One score after the product: what codes do not hold, the cap, what may be seen. */
-__device__ static __noinline__ float finish_score(const block &b, float s, int row, int t, int page, int lo, int hi, bool coded)
+__device__ static __noinline__ float finish_score(const block &b, float s, int row, int t, int page, int lo)
 {
     if (row >= b.n_q)
         return -INFINITY;
-    if (coded && b.cond) {
+    if (b.cond) {
         const float *turns = cuda_at<const float>(b.cond->turns);
         for (int i = 0; i < 2 * b.cond->n_pairs; i++)
             s = fmaf(b.pq[row * 16 + i], turns[i * 64 + t], s);
         if (b.a->cap > 0)
             s += b.shift[row];
     }
-    return seen_score(b, s, row, t, page, lo, hi);
+    return seen_score(b, s, row, t, page, lo, 64);
 }
 
 /* Is there anything to finish? */
-__device__ static bool is_plain(const block &b, int page, int lo, int hi, bool coded)
+__device__ static bool is_plain(const block &b, int page, int lo)
 {
     const int last = b.pos0 + (b.n_q - 1) / b.heads;
-    return !(coded && b.cond && b.cond->n_pairs) && b.a->cap <= 0 && lo == 0 && hi == 64 && page != b.own &&
-           oldest_seen(b.a->l, last) <= page * 64;
+    return !(b.cond && b.cond->n_pairs) && b.a->cap <= 0 && lo == 0 && page != b.own && oldest_seen(b.a->l, last) <= page * 64;
 }
 
 __device__ static float power(float x)
@@ -297,11 +286,11 @@ __device__ static float power(float x)
 }
 
 /* Weights of a row's scores in place; the factor by which its sums shrink. */
-template <int N> __device__ static float soften(float (&s)[N], float *m, float *l)
+__device__ static float soften(float (&s)[16], float *m, float *l)
 {
     float most = s[0];
 #pragma unroll
-    for (int i = 1; i < N; i++)
+    for (int i = 1; i < 16; i++)
         most = fmaxf(most, s[i]);
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
@@ -309,7 +298,7 @@ template <int N> __device__ static float soften(float (&s)[N], float *m, float *
     float sum = 0;
     const float from = most == -INFINITY ? 0 : most;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < 16; i++) {
         s[i] = power(s[i] - from);
         sum += s[i];
     }
@@ -319,151 +308,6 @@ template <int N> __device__ static float soften(float (&s)[N], float *m, float *
     return shrink;
 }
 
-/* ---- prompt rows ---- */
-
-template <int D>
-__device__ static void take_wide(const block &b, state<D / 8> &st, int page, int lo, int hi, bool coded, bool turned)
-{
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16 + lane / 4;
-    const bool plain = is_plain(b, page, lo, hi, coded); /* rows that are not there do no harm */
-    float s[2][16]; /* of row, of row + 8 */
-    uint32_t p[4][4];
-    if (warp * 16 >= b.n_q)
-        return;
-#pragma unroll
-    for (int n = 0; n < 64; n += 16) {
-        float c[2][4];
-        score_tiles<D>(b, c, b.q + warp * 16 * room<D>::ROW, n, turned, lane);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const int t = n + j / 4 * 8 + lane % 4 * 2 + j % 2, r = j / 2 % 2;
-            s[r][n / 4 + j / 4 * 2 + j % 2] =
-                plain ? c[j / 4][j % 4] : finish_score(b, c[j / 4][j % 4], row + 8 * r, t, page, lo, hi, coded);
-        }
-    }
-    const float shrink0 = soften(s[0], &st.m[0], &st.l[0]), shrink1 = soften(s[1], &st.m[1], &st.l[1]);
-    if (__any_sync(~0u, shrink0 != 1.0f || shrink1 != 1.0f))
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            st.o[i][0] *= shrink0;
-            st.o[i][1] *= shrink0;
-            st.o[i][2] *= shrink1;
-            st.o[i][3] *= shrink1;
-        }
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        p[k][0] = two(s[0][4 * k], s[0][4 * k + 1]);
-        p[k][1] = two(s[1][4 * k], s[1][4 * k + 1]);
-        p[k][2] = two(s[0][4 * k + 2], s[0][4 * k + 3]);
-        p[k][3] = two(s[1][4 * k + 2], s[1][4 * k + 3]);
-    }
-#pragma unroll
-    for (int n = 0; n < D; n += 16)
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            uint32_t y[4];
-            if (turned)
-                load_b_turned(y, b.v, room<D>::ROW, n, 16 * k, lane);
-            else
-                load_b(y, b.v, room<D>::COL, n, 16 * k, lane);
-            multiply(st.o[n / 8], p[k], y[0], y[1]);
-            multiply(st.o[n / 8 + 1], p[k], y[2], y[3]);
-        }
-}
-
-/* Back to the model's domain: rows of f32 where queries, keys and values were. */
-template <int D> __device__ static void turn_back_wide(const block &b, state<D / 8> &st)
-{
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *x = reinterpret_cast<float *>(b.q) + warp * 16 * D;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < D / 8; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            x[(lane / 4 + j / 2 * 8) * D + 8 * i + lane % 4 * 2 + j % 2] = st.o[i][j];
-    __syncwarp();
-#pragma unroll 1
-    for (int i = 0; i < 16; i++)
-        rotate_row(b.a->l.v, x + i * D, true, lane);
-#pragma unroll
-    for (int i = 0; i < D / 8; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            st.o[i][j] = x[(lane / 4 + j / 2 * 8) * D + 8 * i + lane % 4 * 2 + j % 2];
-    __syncthreads();
-}
-
-template <int D> __device__ static void attend_wide(const tern_cuda_attn_args &a)
-{
-    extern __shared__ __align__(16) uint8_t shared[];
-    const tern_cuda_layer &l = a.l;
-    block b;
-    state<D / 8> st;
-    cuda_wait();
-    const int units = gridDim.x - 1 - blockIdx.x; /* those that see most come first */
-    if (!find_block(b, a, units / a.n_blocks, units % a.n_blocks, blockIdx.y))
-        return;
-    share<D>(b, shared, 128);
-    for (int r = 0; r < 2; r++) {
-        st.m[r] = -INFINITY;
-        st.l[r] = 0;
-    }
-#pragma unroll
-    for (int i = 0; i < D / 8; i++)
-        st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
-    const bool raw = l.k.form < TERN_CUDA_CODES && l.v.form < TERN_CUDA_CODES;
-    load_queries<D>(b, 128, true);
-    each_page(b, b.page0, b.raw0, [&](int page, const uint8_t *p) {
-        if (raw)
-            copy_raw<D>(b, p + l.k_off, p + l.v_off, 64);
-        else
-            decode_page<D>(b, p);
-        if (b.cond && b.cond->n_pairs)
-            load_pairs(b, page);
-        __syncthreads();
-        take_wide<D>(b, st, page, page ? 0 : l.first, 64, true, raw);
-    });
-    if (b.page0 < b.raw0) {
-        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-        for (int r = 0; r < 2 && b.cond && a.cap <= 0; r++)
-            st.m[r] += b.shift[row + 8 * r];
-        if (l.v.rotated)
-            turn_back_wide<D>(b, st);
-    }
-    load_queries<D>(b, 128, false);
-    const bool sinks = l.first && b.own >= l.recent && oldest_seen(l, b.pos0) < l.first;
-#pragma unroll 1
-    for (int page = b.raw0 - sinks; page <= b.own; page++) {
-        const bool sink = page < b.raw0;
-        const uint8_t *k = sink ? sink_at(a.t, l, *b.job, b.kv_head)
-                                : work_tile(a.t, l, a.stage, b.job_i, page, b.kv_head);
-        copy_raw<D>(b, k, k + (sink ? l.sink_v_off : l.tile_v_off), sink ? l.first : 64);
-        __syncthreads();
-        take_wide<D>(b, st, sink ? 0 : page, 0, sink ? l.first : 64, false, true);
-        __syncthreads();
-    }
-    for (int r = 0; r < 2; r++) {
-        float sum = st.l[r];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        st.l[r] = 1.0f / sum;
-    }
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int i = row + 8 * r;
-        float *out = cuda_at<float>(a.out) + (uint64_t)(b.row0 + i / b.heads) * a.out_stride +
-                     (uint64_t)(b.head0 + i % b.heads) * D + threadIdx.x % 4 * 2;
-        if (i < b.n_q)
-#pragma unroll
-            for (int n = 0; n < D / 8; n++) {
-                out[8 * n] = st.o[n][2 * r] * st.l[r] + 0.0f;
-                out[8 * n + 1] = st.o[n][2 * r + 1] * st.l[r] + 0.0f;
-            }
-    }
-}
-
 /* ---- decode rows ---- */
 
 /* 8 q rows on a page: every warp has all weights, and sums an eighth of the dims. */
@@ -471,7 +315,7 @@ template <int D, int TILES>
 __device__ static void take_narrow(const block &b, state<TILES> &st, int page, int lo, bool turned)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
-    const bool plain = is_plain(b, page, lo, 64, true);
+    const bool plain = is_plain(b, page, lo);
     constexpr int S = 64 + 8;
     float *scores = reinterpret_cast<float *>(b.q + 16 * room<D>::ROW); /* behind the queries */
     if (warp < 4) {
@@ -482,7 +326,7 @@ __device__ static void take_narrow(const block &b, state<TILES> &st, int page, i
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int t = warp * 16 + j * 8 + lane % 4 * 2 + i;
-                scores[row * S + t] = plain ? c[j][i] : finish_score(b, c[j][i], row, t, page, lo, 64, true);
+                scores[row * S + t] = plain ? c[j][i] : finish_score(b, c[j][i], row, t, page, lo);
             }
     }
     __syncthreads();
@@ -493,7 +337,7 @@ __device__ static void take_narrow(const block &b, state<TILES> &st, int page, i
         s[2 * i] = x.x;
         s[2 * i + 1] = x.y;
     }
-    const float shrink = soften(s, &st.m[0], &st.l[0]);
+    const float shrink = soften(s, &st.m, &st.l);
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
         st.o[i][0] *= shrink;
@@ -537,17 +381,17 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
     const int range = find_range(b, blockIdx.z - 1, begin, end);
     if (begin >= end)
         return;
-    share<D>(b, shared, TERN_CUDA_NARROW_ROWS(D));
-    st.m[0] = -INFINITY;
-    st.l[0] = 0;
+    share<D>(b, shared);
+    st.m = -INFINITY;
+    st.l = 0;
 #pragma unroll
     for (int i = 0; i < TILES; i++)
         st.o[i][0] = st.o[i][1] = st.o[i][2] = st.o[i][3] = 0;
     const bool raw = l.k.form < TERN_CUDA_CODES && l.v.form < TERN_CUDA_CODES;
-    load_queries<D>(b, 16, true);
+    load_queries<D>(b);
     each_page(b, begin, end, [&](int page, const uint8_t *p) {
         if (raw)
-            copy_raw<D>(b, p + l.k_off, p + l.v_off, 64);
+            copy_raw<D>(b, p + l.k_off, p + l.v_off);
         else
             decode_page<D>(b, p);
         if (b.cond && b.cond->n_pairs)
@@ -555,7 +399,7 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
         __syncthreads();
         take_narrow<D, TILES>(b, st, page, page ? 0 : l.first, raw);
     });
-    float sum = st.l[0];
+    float sum = st.l;
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     const int i = lane / 4;
@@ -568,20 +412,17 @@ template <int D> __device__ static void attend_range(const tern_cuda_attn_args &
         for (int j = 0; j < 2; j++)
             part[(warp * TILES + n) * 8 + lane % 4 * 2 + j] = st.o[n][j];
     if (warp == 0 && lane % 4 == 0) {
-        part[D] = st.m[0];
+        part[D] = st.m;
         part[D + 1] = sum;
     }
 }
 
-#define KERNELS(D, blocks)                                                       \
-    TERN_CUDA_KERNEL_BEGIN(attn_wide_##D, tern_cuda_attn_args, THREADS, 1)       \
-    {                                                                             \
-        attend_wide<D>(a);                                                        \
-    }                                                                             \
-    TERN_CUDA_KERNEL_BEGIN(attn_range_##D, tern_cuda_attn_args, THREADS, blocks) \
-    {                                                                             \
-        attend_range<D>(a);                                                       \
-    }
+TERN_CUDA_KERNEL_BEGIN(attn_range_64, tern_cuda_attn_args, THREADS, 3)
+{
+    attend_range<64>(a);
+}
 
-KERNELS(64, 3)
-KERNELS(128, 3)
+TERN_CUDA_KERNEL_BEGIN(attn_range_128, tern_cuda_attn_args, THREADS, 3)
+{
+    attend_range<128>(a);
+}
