@@ -1,8 +1,8 @@
-/* Time of append and attention on a device, one layer (8 KV heads, 4 query heads each): decode steps of B
- * sequences at a length, and prompts; a line per scheme, with the time that f16 takes divided by it.  Steps are given
- * to the device `many` at a time and timed together; the smallest of several such times counts.
+/* Time of append and attention on a device, one layer (8 KV heads, 4 query heads each; or latents, of 16 query heads):
+ * decode steps of B sequences at a length, and prompts; a line per scheme, with the time that f16 takes divided by it.
+ * Steps are given to the device `many` at a time and timed together; the smallest of several such times counts.
  *
- *   bench_attn [DEVICE [SEQUENCES POSITION ROWS [DIMS] [SCHEME..]]]    DIMS: 128 if there is none */
+ *   bench_attn [DEVICE [SEQUENCES POSITION ROWS [DIMS] [SCHEME..]]]    DIMS: 128 if there is none; latent */
 #include <time.h>
 #include "attn_case.h"
 
@@ -64,8 +64,11 @@ static void bench(const char *device, struct tern_pool *pool, int n, int len, in
     printf("%d sequences, position %d, %d %s of each, %d dims\n", n, len, rows, rows > 1 ? "prompt rows" : "decode row",
            dims);
     for (int i = 0; i < n_schemes; i++) {
-        const struct config cfg = {
+        struct config cfg = {
             .k = schemes[i], .v = schemes[i], .dk = dims, .dv = dims, .n_kv = 8, .group = 4, .first = 4};
+        if (!dims)
+            cfg = (struct config){
+                .k = "f16", .v = schemes[i], .dk = 64, .dv = 512, .n_kv = 1, .group = 16, .first = 4, .latent = true};
         const int chunk = 2048, n_layers = n < 4 && rows == 1 ? 10 : 1; /* more than a card's cache holds */
         struct layer l;
         struct worker w;
@@ -103,8 +106,9 @@ int main(int argc, char **argv)
     if (tern_pool_new(&pool, 2, 0, &err) < 0)
         fail(err.msg);
     if (argc > 4) {
-        const int n = atoi(argv[2]), len = atoi(argv[3]), rows = atoi(argv[4]), own = argc > 5 ? atoi(argv[5]) : 0,
-                  named = own ? 6 : 5;
+        const int n = atoi(argv[2]), len = atoi(argv[3]), rows = atoi(argv[4]), own = argc > 5 ? atoi(argv[5]) : 0;
+        const bool latent = argc > 5 && strcmp(argv[5], "latent") == 0;
+        const int named = own || latent ? 6 : 5;
         if (n < 1 || n > 64 || len < 0 || len % 2048 || rows < 1 || rows > 2048)
             fail("up to 64 sequences, a position that 2048 divides, up to 2048 rows");
         bench(device, pool, n, len, rows, own ? own : 128,

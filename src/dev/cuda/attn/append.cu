@@ -1,4 +1,4 @@
-/* New rows into the raw tiles of their pages; raw pages that are full close by a copy, coded ones in encode.cu.
+/* New rows into the raw tiles of their pages; raw pages that are full close by a copy, coded ones in encode/encode.cu.
  *
  * One block of threads per page that a job touches, and KV head.  In steps of decode rows it does first what is done to
  * the heads of these rows. */

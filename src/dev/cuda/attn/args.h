@@ -54,7 +54,7 @@
 #define TERN_CUDA_CODES_BESIDE(d)  ((d) > 128 ? 8 * TERN_CUDA_COLUMNS_BYTES(d) + 4096 : 0)
 #define TERN_CUDA_CHAIN            5248                  /* shared bytes of a warp that encodes trellis codes */
 #define TERN_CUDA_COLUMNS_BYTES(d) (2 * ((d) + 16) + 16) /* of attn/columns.cuh */
-/* Shared bytes of attn/encode.cuh: 32 vectors, the turns of pairs, codes. */
+/* Shared bytes of encode/encode.cuh: 32 vectors, the turns of pairs, codes. */
 #define TERN_CUDA_ENCODE_BYTES(d) (32 * ((d) + 1) * 4 + TERN_CUDA_PAIRS * 2 * 32 * 4 + 32 * ((d) + 4))
 /* Of a side that has codes: do they need no search? */
 #define TERN_CUDA_SCALAR(side) ((side).form == TERN_CUDA_CODES && !(side).trellis)

@@ -1,5 +1,5 @@
 /* Sides of full pages whose codes are scalar: 16 lanes per vector. */
-#include "dev/cuda/attn/encode.cuh"
+#include "dev/cuda/encode/encode.cuh"
 
 __device__ static uint16_t encode8(uint8_t *codes, const float *y, int n, int lane)
 {

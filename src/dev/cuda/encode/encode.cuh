@@ -1,9 +1,9 @@
-/* dev/cuda/attn/encode.cuh - what encoders of full pages share: their vectors, scales, and the order of a page.
+/* dev/cuda/encode/encode.cuh - what encoders of full pages share: their vectors, scales, and the order of a page.
  *
  * One block of threads per page, KV head, side and half of 32 tokens; a half's words hold no code of the other.  Bits are
  * those of kernel/ref/kvq_encode.c and codec/kv_group.c. */
-#ifndef TERN_DEV_CUDA_ATTN_ENCODE_CUH
-#define TERN_DEV_CUDA_ATTN_ENCODE_CUH
+#ifndef TERN_DEV_CUDA_ENCODE_CUH
+#define TERN_DEV_CUDA_ENCODE_CUH
 
 #include "dev/cuda/attn/cache.cuh"
 

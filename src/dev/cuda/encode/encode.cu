@@ -1,5 +1,5 @@
 /* Pages that are full: their raw tiles become codes of groups, or of chains by a search of the best path. */
-#include "dev/cuda/attn/encode.cuh"
+#include "dev/cuda/encode/encode.cuh"
 
 #define MOST 512 /* threads of a block; fewer where shared memory is short */
 #define CAP  12000
