@@ -61,8 +61,8 @@ static void bench(const char *device, struct tern_pool *pool, int n, int len, in
                   const char *const *schemes, int n_schemes)
 {
     double f16 = 0;
-    printf("%d sequences, position %d, %d %s of each, %d dims\n", n, len, rows, rows > 1 ? "prompt rows" : "decode row",
-           dims);
+    printf("%d sequences, position %d, %d %s of each, %d dims%s\n", n, len, rows,
+           rows > 1 ? "prompt rows" : "decode row", dims, dims ? "" : ": latents");
     for (int i = 0; i < n_schemes; i++) {
         struct config cfg = {
             .k = schemes[i], .v = schemes[i], .dk = dims, .dv = dims, .n_kv = 8, .group = 4, .first = 4};
@@ -111,7 +111,7 @@ int main(int argc, char **argv)
         const int named = own || latent ? 6 : 5;
         if (n < 1 || n > 64 || len < 0 || len % 2048 || rows < 1 || rows > 2048)
             fail("up to 64 sequences, a position that 2048 divides, up to 2048 rows");
-        bench(device, pool, n, len, rows, own ? own : 128,
+        bench(device, pool, n, len, rows, own || latent ? own : 128,
               argc > named ? (const char *const *)argv + named : all_schemes, argc > named ? argc - named : N_SCHEMES);
     } else {
         bench(device, pool, 1, 32768, 1, 128, all_schemes, N_SCHEMES);

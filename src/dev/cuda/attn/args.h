@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include "dev/cuda/attn/room.h"
 #include "dev/cuda/rows.h"
 #include "dev/cuda/tables.h"
 
@@ -14,48 +15,6 @@
 #define TERN_CUDA_PARTS  (TERN_CUDA_RANGES + 1) /* its partial results: of ranges, then of what is raw */
 #define TERN_CUDA_Q      8                      /* q rows (heads of rows) of one block of decode rows */
 #define TERN_CUDA_PAIRS  8
-/* Prompt rows: q rows of a block of attn/wide_90.cu, and of attn/wide.cu (16 a warp) with the parts of pages in its
- * ring: two blocks of a processor that has 100 KiB of shared memory. */
-#define TERN_CUDA_WIDE_90_ROWS 128
-#define TERN_CUDA_WIDE_ROWS    64
-#define TERN_CUDA_WIDE_STAGES  3
-/* Shared bytes of a block of threads of attn/expand.cu, without pages on their way. */
-#define TERN_CUDA_EXPAND_ROOM(d) (2 * 144 * (d) + 3 * 4 * (d) + 8 * 20)
-/* attn/tensor.cu: rows of shared memory for 8 decode rows' queries and scores. */
-#define TERN_CUDA_NARROW_ROWS(d) (16 + (8 * 72 * 4 + ((d) + 8) * 2 - 1) / (((d) + 8) * 2))
-/* Shared bytes of attn/raw.cuh, and of attn/halves.cu beside the stages of its warps: two places of four q rows or one
- * of eight. */
-#define TERN_CUDA_RAW_FLOATS(d, threads, rows) (4 * (rows) * ((d) + 2 * (threads) + 64 + 3))
-#define TERN_CUDA_RAW_HALVES(d, rows)          (4 * (rows) * ((d) + 16) + 4 * ((rows) + 4 * (rows) * ((d) + 10)))
-#define TERN_CUDA_RAW_BYTES(d, threads, rows)                                                                        \
-    (TERN_CUDA_RAW_FLOATS(d, threads, rows) > TERN_CUDA_RAW_HALVES(d, rows) ? TERN_CUDA_RAW_FLOATS(d, threads, rows) \
-                                                                            : TERN_CUDA_RAW_HALVES(d, rows))
-#define TERN_CUDA_HALVES_PART          8192 /* of a page's side, a stage */
-#define TERN_CUDA_SUMS_BYTES(d, warps) (4 * (warps)*8 * ((d) + 6))
-#define TERN_CUDA_HALVES_ROOM(d, warps, rows)                                      \
-    (((TERN_CUDA_RAW_BYTES(d, 32 * (warps), rows) > TERN_CUDA_SUMS_BYTES(d, warps) \
-           ? TERN_CUDA_RAW_BYTES(d, 32 * (warps), rows)                            \
-           : TERN_CUDA_SUMS_BYTES(d, warps)) +                                     \
-      127) /                                                                       \
-     128 * 128)
-/* q rows of a block: with four warps of 256 dims there is room for half as many. */
-#define TERN_CUDA_HALVES_ROWS(d, warps) ((d) > 128 && (warps) < 8 ? 4 : 8)
-/* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range: two such places by turns,
- * or one; or, in the same room, what is raw. */
-#define TERN_CUDA_CODES_THREADS        128 /* of a block, and more of one that finishes its heads */
-#define TERN_CUDA_CODES_HELPERS        64
-#define TERN_CUDA_CODES_PLACES(d)      ((d) > 128 ? 1 : 2)
-#define TERN_CUDA_CODES_PLACE(d, rows) (4 * (4 * (rows) * ((d) + 8) + 2 * 4 * (rows)))
-#define TERN_CUDA_CODES_ROOM(d, rows)                                                               \
-    (TERN_CUDA_RAW_BYTES(d, 128, rows) > TERN_CUDA_CODES_PLACES(d) * TERN_CUDA_CODES_PLACE(d, rows) \
-         ? TERN_CUDA_RAW_BYTES(d, 128, rows)                                                        \
-         : TERN_CUDA_CODES_PLACES(d) * TERN_CUDA_CODES_PLACE(d, rows))
-/* And static ones at most: columns of queries, and what cold functions read. */
-#define TERN_CUDA_CODES_BESIDE(d)  ((d) > 128 ? 8 * TERN_CUDA_COLUMNS_BYTES(d) + 4096 : 0)
-#define TERN_CUDA_CHAIN            5248                  /* shared bytes of a warp that encodes trellis codes */
-#define TERN_CUDA_COLUMNS_BYTES(d) (2 * ((d) + 16) + 16) /* of attn/columns.cuh */
-/* Shared bytes of encode/encode.cuh: 32 vectors, the turns of pairs, codes. */
-#define TERN_CUDA_ENCODE_BYTES(d) (32 * ((d) + 1) * 4 + TERN_CUDA_PAIRS * 2 * 32 * 4 + 32 * ((d) + 4))
 /* Of a side that has codes: do they need no search? */
 #define TERN_CUDA_SCALAR(side) ((side).form == TERN_CUDA_CODES && !(side).trellis)
 
@@ -171,13 +130,13 @@ struct tern_cuda_attn_args {
     int32_t n_blocks; /* blocks of a unit */
     int32_t row0;     /* the first decode row */
     int32_t n_units;
-    int32_t stages;        /* of a warp (attn/halves.cu) */
+    int32_t stages;        /* of a warp (attn/halves.cu), or pages of a block (attn/plain.cu) */
     uint32_t one;          /* 1.0 in two halves, which no compiler may know */
     float q_scale, cap;    /* both in log2 units; cap 0: none */
     uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */
     int32_t q8_lanes;
     /* Prompt rows of one pass: units of jobs from job0 on, kv_n KV heads from kv0 on, and where their closed pages lie
-     * as halves (attn/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
+     * as halves (prompts/expand.cu): [page of a job, of the next][KV head]; 0: they do so in the cache. */
     int32_t job0, kv0, kv_n;
     int32_t pages, per_block; /* of all jobs of the pass, and how many a block of threads expands */
     int32_t staged;           /* do these go through shared memory? */

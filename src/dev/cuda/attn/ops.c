@@ -19,7 +19,8 @@ static unsigned tensor_shared(const struct tern_cuda_layer *l)
     return (unsigned)(4 * (128 + 16 + 16 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
 }
 
-/* Are there kernels on tensor cores for such heads, and is f16 allowed?  Of prompt rows always, then. */
+/* Are there kernels on tensor cores for such heads, and is f16 allowed?  Then prompt rows go through prompts/wide.cu,
+ * or wide_90.cu. */
 static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
     return !d->limits.exact && !l->latent && l->k.dim == l->v.dim &&
@@ -79,22 +80,35 @@ static bool narrow_on_tensors(const struct tern_cuda *d, const struct tern_cuda_
                                  (l->k.dim <= 128 && tensor_shared(l) <= (unsigned)d->card->shared_most)));
 }
 
-static size_t expanded_bytes(const struct tern_cuda_layer *l)
+/* Or through prompts/wide_any.cu? */
+static bool on_any(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
-    return (size_t)TERN_PAGE * 2 * (size_t)(l->k.dim + l->v.dim);
+    return !d->limits.exact && !on_tensors(d, l) && l->k.dim && l->v.dim && l->v.dim % 8 == 0 &&
+           TERN_CUDA_ANY_VALUES(l) <= 512 && TERN_CUDA_ANY_SHARED(l) <= d->card->shared_most;
 }
 
-/* Room for closed pages as halves (attn/expand.cu): of all KV heads of the longest context, but at most a 512th of the
- * card; then of as many heads as fit, and of one at least. */
+/* Pages of 16-bit floats that prompt rows read where the cache has them? */
+static bool in_place(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return of_halves(l) && on_tensors(d, l);
+}
+
+static size_t expanded_bytes(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return on_tensors(d, l) ? (size_t)TERN_PAGE * 2 * (size_t)(l->k.dim + l->v.dim) : (size_t)TERN_CUDA_ANY_BYTES(l);
+}
+
+/* Room for closed pages as halves (prompts/expand.cu): of all KV heads of the longest context, but at most a 512th of
+ * the card; then of as many heads as fit, and of one at least. */
 static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     struct tern_cuda_attn *t = d->attn;
     for (int c = 0; c < l->n_caches; c++)
         for (int i = 0; i < t->n_layers; i++) {
             const struct tern_cuda_layer *layer = &t->layers[c * t->n_spans + i];
-            if (l->caches[c].group_of[i] < 0 || of_halves(layer) || !on_tensors(d, layer))
+            if (l->caches[c].group_of[i] < 0 || in_place(d, layer) || !(on_tensors(d, layer) || on_any(d, layer)))
                 continue;
-            const size_t head = expanded_bytes(layer) * (size_t)l->max_pages, most = d->card->memory / 512;
+            const size_t head = expanded_bytes(d, layer) * (size_t)l->max_pages, most = d->card->memory / 512;
             const size_t all = head * (size_t)layer->n_heads, bytes = all < most ? all : most > head ? most : head;
             t->expanded_bytes = bytes > t->expanded_bytes ? bytes : t->expanded_bytes;
         }
@@ -343,11 +357,14 @@ static unsigned plain_shared(const struct tern_cuda_layer *l)
     return (TERN_CUDA_Q * 32 + 32 + 2 * TERN_CUDA_Q * dq + pages) * (unsigned)sizeof(float);
 }
 
-static void run_plain(struct tern_cuda *d, enum tern_cuda_kernel kernel, const struct tern_cuda_attn_args *a,
-                      unsigned z)
+/* pages: does it read any? */
+static void run_plain(struct tern_cuda *d, enum tern_cuda_kernel kernel, struct tern_cuda_attn_args *a, unsigned z,
+                      bool pages)
 {
+    const unsigned own = plain_shared(&a->l), most = (unsigned)d->card->shared_most, page = (unsigned)a->l.head_bytes;
+    a->stages = !pages ? 0 : own + 2 * page <= most ? 2 : own + page <= most ? 1 : 0;
     tern_cuda_launch(d, kernel, (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), z, 256,
-                     plain_shared(&a->l), a, sizeof *a);
+                     own + (unsigned)a->stages * page, a, sizeof *a);
 }
 
 /* Prompt rows that go together: units of the jobs [job, end), and how many closed pages these see. */
@@ -357,7 +374,7 @@ struct pass {
 
 static struct pass next_pass(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, int cache, int job)
 {
-    const size_t room = d->attn->expanded_bytes / (expanded_bytes(&a->l) * (size_t)a->l.n_heads);
+    const size_t room = d->attn->expanded_bytes / (expanded_bytes(d, &a->l) * (size_t)a->l.n_heads);
     struct pass p = {.job = -1, .end = job};
     for (int first; p.end < d->step.n_jobs; p.end++) {
         const struct tern_cuda_job *j = &d->jobs[p.end];
@@ -381,6 +398,11 @@ static enum tern_cuda_kernel kernel_for(enum tern_cuda_kernel of_64, int dim)
 
 static void run_expand(struct tern_cuda *d, struct tern_cuda_attn_args *a, int pages)
 {
+    if (!on_tensors(d, &a->l)) {
+        tern_cuda_launch(d, TERN_CUDA_K_expand_any, (unsigned)pages, (unsigned)a->kv_n, 1, 256,
+                         8 * (unsigned)(a->l.k.dim + a->l.v.dim) * (unsigned)sizeof(float), a, sizeof *a);
+        return;
+    }
     const unsigned room = TERN_CUDA_EXPAND_ROOM((unsigned)a->l.k.dim), both = 2 * (unsigned)a->l.head_bytes;
     const int each = pages * a->kv_n / (3 * d->card->processors); /* three blocks of a processor, and so many each */
     a->staged = a->l.k.form == TERN_CUDA_CODES && a->l.v.form == TERN_CUDA_CODES &&
@@ -392,16 +414,20 @@ static void run_expand(struct tern_cuda *d, struct tern_cuda_attn_args *a, int p
                      room + (a->staged ? both : 0), a, sizeof *a);
 }
 
-/* A kernel of prompt rows: attn/wide_90.cu, which runs on cards of 9.0 and on no newer ones, or attn/wide.cu. */
+/* A kernel of prompt rows: prompts/wide_90.cu runs on cards of 9.0, and on no newer ones. */
 struct wide {
     enum tern_cuda_kernel kernel;
     int rows; /* of a block of threads */
     unsigned threads, shared;
 };
 
-static struct wide wide_of(const struct tern_cuda *d, int dim)
+static struct wide wide_of(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
+    const int dim = l->k.dim;
     const unsigned part = 2 * TERN_PAGE * (unsigned)(dim < 128 ? dim : 128);
+    if (!on_tensors(d, l))
+        return (struct wide){(enum tern_cuda_kernel)(TERN_CUDA_K_wide_any_1 + TERN_CUDA_ANY_VALUES(l) / 128 - 1),
+                             TERN_CUDA_ANY_ROWS, 256, (unsigned)TERN_CUDA_ANY_SHARED(l)};
     if (d->card->major == 9 && dim < 256)
         return (struct wide){kernel_for(TERN_CUDA_K_wide_90_64, dim), TERN_CUDA_WIDE_90_ROWS, 384,
                              1024 + 6 * (256 * (unsigned)dim + 16)}; /* six pages, two barriers for each */
@@ -412,9 +438,9 @@ static struct wide wide_of(const struct tern_cuda *d, int dim)
 /* Each pass through as many KV heads at once as there is room for their closed pages. */
 static void run_passes(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct wide w)
 {
-    a->expanded = of_halves(&a->l) ? 0 : d->attn->expanded;
+    a->expanded = in_place(d, &a->l) ? 0 : d->attn->expanded;
     for (struct pass p = next_pass(d, a, cache, 0); p.units; p = next_pass(d, a, cache, p.end)) {
-        const size_t fit = p.pages ? d->attn->expanded_bytes / (expanded_bytes(&a->l) * (size_t)p.pages) : SIZE_MAX;
+        const size_t fit = p.pages ? d->attn->expanded_bytes / (expanded_bytes(d, &a->l) * (size_t)p.pages) : SIZE_MAX;
         const int heads = fit < (size_t)a->l.n_heads ? (int)fit : a->l.n_heads;
         a->job0 = p.job;
         a->n_units = p.units;
@@ -432,11 +458,11 @@ static void run_passes(struct tern_cuda *d, struct tern_cuda_attn_args *a, int c
 static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct tern_cuda_list_of units)
 {
     cut_plain(a, units);
-    if (!on_tensors(d, &a->l)) {
-        run_plain(d, TERN_CUDA_K_attn_wide, a, 1);
+    if (!on_tensors(d, &a->l) && !on_any(d, &a->l)) {
+        run_plain(d, TERN_CUDA_K_attn_wide, a, 1, true);
         return;
     }
-    const struct wide w = wide_of(d, a->l.k.dim);
+    const struct wide w = wide_of(d, &a->l);
     split_heads(a, w.rows);
     a->rows = w.rows / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
@@ -615,8 +641,8 @@ static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int c
         if (narrow_on_tensors(d, &a->l)) {
             run_fast(d, a, list, work);
         } else {
-            run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)work.ranges);
-            run_plain(d, TERN_CUDA_K_attn_finish, a, 1);
+            run_plain(d, TERN_CUDA_K_attn_range, a, (unsigned)work.ranges, true);
+            run_plain(d, TERN_CUDA_K_attn_finish, a, 1, false);
         }
         units += (size_t)s.units * sizeof(struct tern_cuda_unit);
     }

@@ -1,8 +1,9 @@
 /* Attention for every scheme, head size and layer, in f32: prompt rows of the exact class, and whatever has no kernel
  * of its own.
  *
- * A block of threads takes up to 8 q rows (heads of rows of one page and KV head), one per warp.  Pages come in halves
- * of 32 tokens, a lane each: keys in f32 in shared memory, one chain of fma over ascending dims per score, the softmax
+ * A block of threads takes up to 8 q rows (heads of rows of one page and KV head), one per warp.  A page's bytes come to shared
+ * memory, where there is room, before they are looked at one by one, the next page's meanwhile.  Pages are taken in halves of 32
+ * tokens, a lane each: keys in f32 in shared memory, one chain of fma over ascending dims per score, the softmax
  * of the half, then the values.  A q row goes through the same steps whatever else is in its block.
  *
  * Prompt rows are done in one go.  Decode rows leave a partial result for each range of pages (o, m, l), which `finish`
@@ -20,6 +21,7 @@ struct rows : block_rows {
     float *p;       /* [8][32] weights */
     float *shrink;  /* [8] */
     float shift;    /* q.mean of the warp's row */
+    uint8_t *staged; /* pages: a.stages of them, 0, 1 or 2 */
 };
 
 /* The running softmax of q row `warp`, and of all rows the dims of this thread. */
@@ -38,7 +40,8 @@ __device__ static void share(rows &r, float *shared)
     r.lane = threadIdx.x % 32;
     const tern_cuda_layer &l = r.a->l;
     const int dq = query_dim(l);
-    r.p = shared;
+    r.staged = reinterpret_cast<uint8_t *>(shared);
+    r.p = shared + r.a->stages * (int)l.head_bytes / 4;
     r.shrink = r.p + ROWS * HALF;
     r.x = r.shrink + 32;
     r.raw = r.x + ROWS * dq;
@@ -172,12 +175,45 @@ __device__ static void start_rows(state &st)
         st.o[i][0] = st.o[i][1] = 0;
 }
 
+/* A page's bytes on their way to its place in shared memory, if there are places. */
+__device__ static void fetch(const rows &r, int page)
+{
+    const tern_cuda_layer &l = r.a->l;
+    if (!r.a->stages)
+        return;
+    const uint8_t *from = page_at(r.a->t, l, *r.job, page, r.kv_head);
+    const uint32_t to =
+        (uint32_t)__cvta_generic_to_shared(r.staged) + page % r.a->stages * (uint32_t)l.head_bytes + 16 * threadIdx.x;
+    for (uint32_t i = 16 * threadIdx.x, n = 0; i < l.head_bytes; i += 16 * THREADS, n += 16 * THREADS)
+        cuda_copy_16(to + n, from + i);
+}
+
+/* Where the page lies that was fetched before the one that was fetched last, or last where there is one place. */
+__device__ static const uint8_t *staged_page(const rows &r, int page)
+{
+    const tern_cuda_layer &l = r.a->l;
+    if (!r.a->stages)
+        return page_at(r.a->t, l, *r.job, page, r.kv_head);
+    if (r.a->stages == 2)
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+    else
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    return r.staged + page % r.a->stages * l.head_bytes;
+}
+
 __device__ static void take_pages(const rows &r, state &st, int begin, int end)
 {
     const tern_cuda_layer &l = r.a->l;
+    const int ahead = r.a->stages == 2;
+    if (ahead && begin < end)
+        fetch(r, begin);
+    asm volatile("cp.async.commit_group;" ::: "memory");
     for (int page = begin; page < end; page++) {
-        const uint8_t *p = page_at(r.a->t, l, *r.job, page, r.kv_head);
-        const uint8_t *k = p + l.k_off, *v = p + l.v_off;
+        if (page + ahead < end)
+            fetch(r, page + ahead);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        const uint8_t *p = staged_page(r, page), *k = p + l.k_off, *v = p + l.v_off;
         const uint16_t *k_head = reinterpret_cast<const uint16_t *>(p + l.k_head_off);
         const uint16_t *v_head = reinterpret_cast<const uint16_t *>(p + l.v_head_off);
 #pragma unroll 1
@@ -187,6 +223,7 @@ __device__ static void take_pages(const rows &r, state &st, int begin, int end)
                 [&](int t, int d) { return page_value(l.k, k, k_head, t, d); },
                 [&](int t, int d) { return page_value(l.v, v, v_head, t, d); });
     }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
 
 /* n tokens of a raw piece: a tile (64), or the first tokens. */

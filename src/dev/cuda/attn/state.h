@@ -35,7 +35,7 @@ struct tern_cuda_attn {
     tern_cu_address stage, part;
     tern_cu_address columns;  /* queries of decode rows (attn/columns.cuh); 0: no layer needs them */
     int part_rows;            /* decode rows that part has room for */
-    tern_cu_address expanded; /* closed pages of prompt rows as halves (attn/expand.cu); 0: no layer needs them */
+    tern_cu_address expanded; /* closed pages of prompt rows as halves (prompts/expand.cu); 0: no layer needs them */
     size_t expanded_bytes;
     size_t stage_tile_bytes, stage_tiles; /* of one set */
     int *stage_set;                       /* [n_spans] */

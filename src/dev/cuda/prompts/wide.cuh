@@ -1,11 +1,11 @@
-/* dev/cuda/attn/wide.cuh - attention of prompt rows on pages of halves: what the kernel of cards of 9.0 (wide_90.cu) and that
+/* dev/cuda/prompts/wide.cuh - attention of prompt rows on pages of halves: what the kernel of cards of 9.0 (wide_90.cu) and that
  * of all others (wide.cu) have in common.
  *
- * Pages are halves as f16 keeps them, in the cache or where attn/expand.cu put them, and then what is still raw, which
+ * Pages are halves as f16 keeps them, in the cache or where prompts/expand.cu put them, and then what is still raw, which
  * lies the same way.  A warp has 16 q rows, of which a lane's are two.  A q row goes through the same steps whatever else
  * is in its block: pages that it does not see leave it as it is. */
-#ifndef TERN_DEV_CUDA_ATTN_WIDE_CUH
-#define TERN_DEV_CUDA_ATTN_WIDE_CUH
+#ifndef TERN_DEV_CUDA_PROMPTS_WIDE_CUH
+#define TERN_DEV_CUDA_PROMPTS_WIDE_CUH
 
 #include <cuda_fp16.h>
 #include "dev/cuda/attn/block.cuh"
@@ -50,16 +50,10 @@ struct wide_pages {
     int first;               /* expanded: the page of number 0 */
 };
 
-template <int D> __device__ static inline wide_pages find_pages(const block_rows &b)
+/* Of so many bytes each, where attn/ops.c has had them expanded. */
+__device__ static inline wide_pages expanded_pages(const block_rows &b, uint64_t bytes)
 {
     const tern_cuda_attn_args &a = *b.a;
-    if (!a.expanded) {
-        const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
-        const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
-        const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[c.pages + a.l.group];
-        return {cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first,
-                pool.p + a.l.layer_off + b.kv_head * a.l.head_bytes, pool.bytes, 0};
-    }
     const tern_cuda_job *jobs = cuda_at<const tern_cuda_job>(a.t.jobs);
     uint64_t before = 0;
     int first;
@@ -67,8 +61,19 @@ template <int D> __device__ static inline wide_pages find_pages(const block_rows
         if (jobs[i].wide && jobs[i].cache == b.job->cache)
             before += tern_cuda_closed_pages(&a.l, jobs[i].pos0, jobs[i].n_rows, &first);
     tern_cuda_closed_pages(&a.l, b.job->pos0, b.job->n_rows, &first);
-    const uint64_t bytes = 2 * 64 * 2 * D;
     return {nullptr, a.expanded + (before * a.kv_n + b.kv_head - a.kv0) * bytes, bytes * a.kv_n, first};
+}
+
+template <int D> __device__ static inline wide_pages find_pages(const block_rows &b)
+{
+    const tern_cuda_attn_args &a = *b.a;
+    if (a.expanded)
+        return expanded_pages(b, 2 * 64 * 2 * D);
+    const tern_cuda_table &table = table_of(a.t, *b.job, a.l.group);
+    const tern_cuda_cache &c = cuda_at<const tern_cuda_cache>(a.t.caches)[b.job->cache];
+    const tern_cuda_blocks &pool = cuda_at<const tern_cuda_blocks>(a.t.pools)[c.pages + a.l.group];
+    return {cuda_at<const uint32_t>(a.t.numbers) + table.blocks - table.first,
+            pool.p + a.l.layer_off + b.kv_head * a.l.head_bytes, pool.bytes, 0};
 }
 
 /* A page's sides, keys [dim][64] and values [64][dim], of which the first n tokens count: what lies behind them may be

@@ -1,9 +1,10 @@
 /* Closed pages of prompt rows as halves of the model's numbers: what a cache of f16 would hold, as it would lie there.
  *
- * Many rows read a page, so it is decoded and turned back once, for all of them; attention (attn/wide.cuh) then knows
+ * Many rows read a page, so it is decoded and turned back once, for all of them; attention (prompts/wide.cuh) then knows
  * one kind of pages.  First tokens, which are kept raw, stand in their page. */
 #include "dev/cuda/attn/decode.cuh"
 #include "dev/cuda/attn/matrix.cuh"
+#include "dev/cuda/prompts/expand.cuh"
 
 #define THREADS 256
 #define MOST    8 /* pages of one block of threads, one after the other */
@@ -37,26 +38,13 @@ __device__ static inline uint32_t two(float x, float y)
     return *reinterpret_cast<const uint32_t *>(&h);
 }
 
-__device__ static inline __half clamped(float x)
-{
-    return __float2half_rn(fmaxf(fminf(x, 65504.0f), -65504.0f));
-}
-
 /* Page `slot` of the pass becomes the block's i-th. */
 template <int D> __device__ static void find_page(expand_room<D> &r, const tern_cuda_attn_args &a, int slot, int i)
 {
-    int n, first;
-    const tern_cuda_job *j = cuda_at<const tern_cuda_job>(a.t.jobs) + a.job0;
-    const int cache = j->cache;
-    for (;; j++) {
-        n = j->wide && j->cache == cache ? tern_cuda_closed_pages(&a.l, j->pos0, j->n_rows, &first) : 0;
-        if (slot < n)
-            break;
-        slot -= n;
-    }
-    r.job[i] = j;
-    r.page[i] = first + slot;
-    r.from[i] = page_at(a.t, a.l, *j, first + slot, a.kv0 + blockIdx.y);
+    const expand_slot s = find_slot(a, slot);
+    r.job[i] = s.job;
+    r.page[i] = s.page;
+    r.from[i] = page_at(a.t, a.l, *s.job, s.page, a.kv0 + blockIdx.y);
 }
 
 template <int D> __device__ static void load_factors(expand_room<D> &r, const tern_cuda_layer &l, int head)

@@ -3,7 +3,7 @@
  * A block of threads has up to 128 q rows, 64 for each of two groups of four warps that multiply; a third group brings
  * pages, one after the other, into a ring.  While a group multiplies its weights with the values of a page, the scores of
  * the next one become weights. */
-#include "dev/cuda/attn/wide.cuh"
+#include "dev/cuda/prompts/wide.cuh"
 #include "dev/cuda/barrier.cuh"
 
 #define THREADS 384
