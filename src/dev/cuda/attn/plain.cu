@@ -9,6 +9,7 @@
  * Prompt rows are done in one go.  Decode rows leave a partial result for each range of pages (o, m, l), which `finish`
  * merges in ascending order. */
 #include "dev/cuda/attn/block.cuh"
+#include "dev/cuda/attn/decode.cuh"
 
 #define THREADS 256
 #define ROWS    TERN_CUDA_Q
@@ -102,19 +103,70 @@ __device__ static float dot(const float *q, const float *k, int n)
     return s;
 }
 
-/* 32 tokens from t0 on of a page whose tokens [lo, hi) count.  fill_k, fill_v(token, dim): the numbers. */
+/* Numbers of half a page, 32 tokens, [token][dim + 1] in f32. */
+
+/* One by one: fill(token, dim).  Keys lie by dim, values by token. */
+template <bool KEY, class FILL> __device__ static void fill_each(float *to, const tern_cuda_side &s, int t0, FILL fill)
+{
+    const int dim = s.dim;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < HALF * dim; i += THREADS) {
+        const int t = KEY ? i % HALF : i / dim, d = KEY ? i / HALF : i % dim;
+        to[t * (dim + 1) + d] = fill(t0 + t, d);
+    }
+}
+
+/* Codes of a closed page, 32 at a time: page_value's numbers. */
+template <bool KEY>
+__device__ static void fill_codes(float *to, const tern_cuda_side &s, const uint8_t *data, const uint16_t *head, int t0)
+{
+    tables tab;
+    load_tables(tab, s);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < (KEY ? HALF * (s.dim / 32) : s.dim); i += THREADS) {
+        uint32_t x[16];
+        const int t = KEY ? i % HALF : 0, d = KEY ? i / HALF * 32 : i, step = KEY ? 1 : s.dim + 1;
+        const uint16_t *own = head + d / 128 * 64 + t0 + t;
+        float *at = to + t * (s.dim + 1) + d;
+        if (KEY)
+            key_set(x, s, tab, data, head, t0 + t, d);
+        else
+            value_set(x, s, tab, data, head, t0, d);
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const float2 e = __half22float2(*reinterpret_cast<const __half2 *>(&x[j]));
+            at[2 * j * step] = __fmul_rn(__fmul_rn(header_scale(own[KEY ? 0 : 2 * j]), s.unit), e.x);
+            at[(2 * j + 1) * step] = __fmul_rn(__fmul_rn(header_scale(own[KEY ? 0 : 2 * j + 1]), s.unit), e.y);
+        }
+    }
+}
+
+/* 32 tokens of a side of a closed page. */
+template <bool KEY>
+__device__ static void fill_page(float *to, const tern_cuda_side &s, const uint8_t *data, const uint16_t *head, int t0)
+{
+    if (s.form == TERN_CUDA_CODES && s.dim % 32 == 0)
+        fill_codes<KEY>(to, s, data, head, t0);
+    else
+        fill_each<KEY>(to, s, t0, [&](int t, int d) { return page_value(s, data, head, t, d); });
+}
+
+/* Of a raw piece of n tokens, of which hi count. */
+template <bool KEY> __device__ static void fill_raw(float *to, const tern_cuda_side &s, const uint8_t *data, int n, int hi, int t0)
+{
+    fill_each<KEY>(to, s, t0, [&](int t, int d) { return t < hi ? raw_value(s, data, n, t, d) : 0.0f; });
+}
+
+/* 32 tokens from t0 on of a page whose tokens [lo, hi) count.  fill_k, fill_v(where to, from token): the numbers. */
 template <class K, class V>
 __device__ static void take_half(const rows &r, state &st, int page, int t0, int lo, int hi, bool coded, K fill_k,
                                  V fill_v)
 {
     const tern_cuda_layer &l = r.a->l;
     const int dk = l.k.dim, dv = l.v.dim, dq = query_dim(l), t = t0 + r.lane;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < HALF * dk; i += THREADS)
-        r.k[i % HALF * (dk + 1) + i / HALF] = fill_k(t0 + i % HALF, i / HALF);
-#pragma unroll 1
-    for (int i = threadIdx.x; l.latent && i < HALF * dv; i += THREADS)
-        r.v[i / dv * (dv + 1) + i % dv] = fill_v(t0 + i / dv, i % dv);
+    fill_k(r.k, t0);
+    if (l.latent)
+        fill_v(r.v, t0);
     __syncthreads();
     float p = 0, shrink = 1;
     if (r.warp < r.n_q) {
@@ -146,9 +198,8 @@ __device__ static void take_half(const rows &r, state &st, int page, int t0, int
     if (r.lane == 0)
         r.shrink[r.warp] = shrink;
     __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; !l.latent && i < HALF * dv; i += THREADS)
-        r.v[i / dv * (dv + 1) + i % dv] = fill_v(t0 + i / dv, i % dv);
+    if (!l.latent)
+        fill_v(r.v, t0);
     __syncthreads();
     for (int j = 0; j < 2; j++) {
         const int d = threadIdx.x + j * THREADS;
@@ -220,8 +271,8 @@ __device__ static void take_pages(const rows &r, state &st, int begin, int end)
         for (int t0 = 0; t0 < 64; t0 += HALF)
             take_half(
                 r, st, page, t0, page ? 0 : l.first, 64, true,
-                [&](int t, int d) { return page_value(l.k, k, k_head, t, d); },
-                [&](int t, int d) { return page_value(l.v, v, v_head, t, d); });
+                [&](float *to, int from) { fill_page<true>(to, l.k, k, k_head, from); },
+                [&](float *to, int from) { fill_page<false>(to, l.v, v, v_head, from); });
     }
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 }
@@ -233,8 +284,9 @@ __device__ static void take_raw(const rows &r, state &st, int page, const uint8_
 #pragma unroll 1
     for (int t0 = 0; t0 < hi; t0 += HALF)
         take_half(
-            r, st, page, t0, 0, hi, false, [&](int t, int d) { return t < hi ? raw_value(l.k, k, n, t, d) : 0.0f; },
-            [&](int t, int d) { return t < hi ? raw_value(l.v, v, n, t, d) : 0.0f; });
+            r, st, page, t0, 0, hi, false,
+            [&](float *to, int from) { fill_raw<true>(to, l.k, k, n, hi, from); },
+            [&](float *to, int from) { fill_raw<false>(to, l.v, v, n, hi, from); });
 }
 
 /* After the last closed page: back to the model's domain, first tokens, raw tiles, the division. */
@@ -286,7 +338,7 @@ __device__ static float *part_of(const rows &r, int i, int range)
     return part_at(r, i, range % TERN_CUDA_RANGES);
 }
 
-TERN_CUDA_KERNEL_BEGIN(attn_wide, tern_cuda_attn_args, THREADS, 1)
+TERN_CUDA_KERNEL_BEGIN(attn_wide, tern_cuda_attn_args, THREADS, 2)
 {
     extern __shared__ float shared[];
     rows r;
@@ -301,7 +353,7 @@ TERN_CUDA_KERNEL_BEGIN(attn_wide, tern_cuda_attn_args, THREADS, 1)
     finish_rows(r, st);
 }
 
-TERN_CUDA_KERNEL_BEGIN(attn_range, tern_cuda_attn_args, THREADS, 1)
+TERN_CUDA_KERNEL_BEGIN(attn_range, tern_cuda_attn_args, THREADS, 2)
 {
     extern __shared__ float shared[];
     rows r;
