@@ -97,36 +97,7 @@ template <int D> struct feed {
     }
 };
 
-/* The parts as they are read. */
-template <int D> struct reader {
-    feed<D> f;
-    int slot;
-
-    __device__ reader(const block_rows &b, uint8_t *shared) : f(b, shared), slot(0)
-    {
-        for (int i = 0; i < STAGES - 1; i++)
-            f.ask();
-    }
-    /* The next part; the one before it has been read by all. */
-    __device__ uint32_t take()
-    {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncthreads();
-        f.ask();
-        const uint32_t at = f.at + slot * parts<D>::BYTES;
-        slot = slot + 1 < STAGES ? slot + 1 : 0;
-        return at;
-    }
-};
-
 /* ---- products ---- */
-
-/* Where a lane reads of 16 rows of 128 bytes, of their columns 16 n to 16 n + 15. */
-__device__ static inline uint32_t lane_at(int n)
-{
-    const int lane = threadIdx.x % 32;
-    return piece_at(lane % 16, 2 * n + lane / 16);
-}
 
 /* Scores: of part i of the keys. */
 template <int D> __device__ static inline void add_scores(wide_rows<D> &w, uint32_t keys, int i)
@@ -171,7 +142,7 @@ template <int D> __device__ static void attend(const tern_cuda_attn_args &a)
         return;
     }
     cuda_wait();
-    reader<D> parts_of(b, shared);
+    ring_reader<feed<D>, STAGES, parts<D>::BYTES> parts_of(feed<D>(b, shared));
     wide_rows<D> w;
     const int first = threadIdx.x / 32 * 16;
     const bool works = first < b.n_q;

@@ -97,6 +97,36 @@ template <int D> __device__ static inline wide_page page_of(const block_rows &b,
             page == b.own ? row_pos(b, b.n_q - 1) % 64 + 1 : 64};
 }
 
+/* Parts of pages as all threads read them, out of a ring of so many places.  FEED::ask puts the next one on its way, `at` is where
+ * the ring begins. */
+template <class FEED, int STAGES, uint32_t BYTES> struct ring_reader {
+    FEED f;
+    int slot;
+
+    __device__ explicit ring_reader(const FEED &feed) : f(feed), slot(0)
+    {
+        for (int i = 0; i < STAGES - 1; i++)
+            f.ask();
+    }
+    /* The next part; the one before it has been read by all. */
+    __device__ uint32_t take()
+    {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        __syncthreads();
+        f.ask();
+        const uint32_t at = f.at + slot * BYTES;
+        slot = slot + 1 < STAGES ? slot + 1 : 0;
+        return at;
+    }
+};
+
+/* Where a lane reads of 16 rows of 128 bytes, turned: of their columns 16 n to 16 n + 15. */
+__device__ static inline uint32_t lane_at(int n)
+{
+    const int lane = threadIdx.x % 32;
+    return piece_at(lane % 16, 2 * n + lane / 16);
+}
+
 /* ---- rows ---- */
 
 /* Rows g and g + 8 of a warp. */

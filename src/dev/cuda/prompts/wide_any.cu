@@ -36,11 +36,12 @@ struct any_room {
 struct any_feed {
     const block_rows &b;
     const any_room &r;
+    const uint32_t at;
     const wide_pages from;
     int page, of, key_parts, all, slot; /* of the next part: its page, which of all parts of the page it is, its place */
 
     __device__ any_feed(const block_rows &rows, const any_room &room, int value_parts)
-        : b(rows), r(room), from(expanded_pages(rows, TERN_CUDA_ANY_BYTES(&rows.a->l))), page(rows.page0), of(0),
+        : b(rows), r(room), at(room.at), from(expanded_pages(rows, TERN_CUDA_ANY_BYTES(&rows.a->l))), page(rows.page0), of(0),
           key_parts((room.keys + 127) / 128), all(key_parts + value_parts), slot(0)
     {
     }
@@ -53,14 +54,14 @@ struct any_feed {
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 if (i + j * THREADS < pieces)
-                    cuda_copy_16(r.at + to + piece_at(i / 8, i % 8) + j * THREADS * 16, p + of * PART + (i + j * THREADS) * 16);
+                    cuda_copy_16(at + to + piece_at(i / 8, i % 8) + j * THREADS * 16, p + of * PART + (i + j * THREADS) * 16);
             return;
         }
         const int t = i / 16, piece = i % 16, row = TERN_CUDA_ANY_VALUES(&b.a->l) * 2;
         const uint8_t *v = p + r.keys * 128 + t * row + (of - key_parts) * 256 + piece * 16;
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            cuda_copy_16(r.at + to + piece / 8 * 8192 + piece_at(t, piece % 8) + j * 16 * 128, v + j * 16 * row);
+            cuda_copy_16(at + to + piece / 8 * 8192 + piece_at(t, piece % 8) + j * 16 * 128, v + j * 16 * row);
     }
     /* A tile's number: key or value d of token t, which lies before n. */
     __device__ float raw_number(const wide_page &p, bool key, int d, int t) const
@@ -104,27 +105,6 @@ struct any_feed {
     }
 };
 
-struct any_reader {
-    any_feed f;
-    int slot;
-
-    __device__ any_reader(const block_rows &b, const any_room &r, int value_parts) : f(b, r, value_parts), slot(0)
-    {
-        for (int i = 0; i < STAGES - 1; i++)
-            f.ask();
-    }
-    /* The next part; the one before it has been read by all. */
-    __device__ uint32_t take()
-    {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        __syncthreads();
-        f.ask();
-        const uint32_t at = f.r.at + slot * PART;
-        slot = slot + 1 < STAGES ? slot + 1 : 0;
-        return at;
-    }
-};
-
 /* ---- rows ---- */
 
 /* Rows g and g + 8 of the warp's 16. */
@@ -143,13 +123,6 @@ __device__ static inline void put_queries(const block_rows &b, const any_room &r
             const float x = i < b.n_q && d < dim ? query_of(b, i, dim)[d] * b.a->q_scale : 0;
             r.q[i * r.q_row + d] = __ushort_as_half((unsigned short)half_bits(x));
         }
-}
-
-/* Where a lane reads of 16 rows of 128 bytes: pieces 2 n and 2 n + 1. */
-__device__ static inline uint32_t lane_at(int n)
-{
-    const int lane = threadIdx.x % 32;
-    return piece_at(lane % 16, 2 * n + lane / 16);
 }
 
 template <int PARTS> __device__ static inline void add_scores(any_rows<PARTS> &w, const any_room &r, uint32_t keys, int part)
@@ -278,7 +251,7 @@ template <int PARTS> __device__ static void attend(const tern_cuda_attn_args &a)
     cuda_wait();
     if (!find_rows(b, a, units, a.kv0 * a.n_split + blockIdx.y))
         return;
-    any_reader parts(b, r, PARTS);
+    ring_reader<any_feed, STAGES, PART> parts(any_feed(b, r, PARTS));
     any_rows<PARTS> w = {};
     w.group = threadIdx.x / 128;
     w.column = threadIdx.x / 32 % 4;
