@@ -250,8 +250,12 @@ int main(int argc, char **argv)
         cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
         if (!middle)
             check(device, pool, &cfg, SEQS(short_lens), exact, budget);
-        struct config large = cfg; /* two blocks of codes, with all that scores get besides */
+        struct config large = cfg; /* two blocks of codes, with all that scores get besides; and latents */
         large.dk = large.dv = 256, large.n_kv = 1, large.group = 3, large.window = 100, large.softcap = 20;
+        if (!middle)
+            check(device, pool, &large, SEQS(short_lens), exact, budget);
+        large = (struct config){
+            .k = "f16", .v = name, .dk = 64, .dv = 512, .n_kv = 1, .group = 2, .first = 4, .latent = true};
         if (!middle)
             check(device, pool, &large, SEQS(short_lens), exact, budget);
         printf("%s: %d cases, %d failures so far\n", name, n_cases, failures);

@@ -126,7 +126,8 @@ struct tern_cuda_attn_args {
     uint64_t columns;              /* of q, where the kernel before has made them: attn/columns.cuh [row][head]; or 0 */
     uint64_t part;                 /* f32 [decode row][head][TERN_CUDA_PARTS][v.dim + 2] */
     int32_t n_heads, group, heads, n_split;
-    int32_t rows;     /* of a block: TERN_CUDA_Q / heads, or what the fast kernels take */
+    int32_t rows;     /* of a block: q_rows / heads, or what the fast kernels take */
+    int32_t q_rows;   /* most q rows of a block of attn/plain.cu: TERN_CUDA_Q, or half as many where there is no room */
     int32_t n_blocks; /* blocks of a unit */
     int32_t row0;     /* the first decode row */
     int32_t n_units;

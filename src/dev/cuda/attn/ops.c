@@ -340,28 +340,31 @@ static void split_heads(struct tern_cuda_attn_args *a, int most)
     a->inverse = 65535u / (unsigned)a->heads + 1;
 }
 
-/* Blocks of the plain kernels: up to 8 q rows of one KV head. */
-static void cut_plain(struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
-{
-    split_heads(a, TERN_CUDA_Q);
-    a->rows = TERN_CUDA_Q / a->heads;
-    a->n_blocks = (units.rows + a->rows - 1) / a->rows;
-    a->units = units.p;
-    a->n_units = units.n;
-}
-
-static unsigned plain_shared(const struct tern_cuda_layer *l)
+static unsigned plain_shared(const struct tern_cuda_layer *l, int q_rows)
 {
     const unsigned dk = (unsigned)l->k.dim, dv = (unsigned)l->v.dim, most = dk > dv ? dk : dv;
     const unsigned dq = l->latent ? dk + dv : dk, pages = l->latent ? 32 * (dk + 1 + dv + 1) : 32 * (most + 1);
-    return (TERN_CUDA_Q * 32 + 32 + 2 * TERN_CUDA_Q * dq + pages) * (unsigned)sizeof(float);
+    return (TERN_CUDA_Q * 32 + 32 + 2 * (unsigned)q_rows * dq + pages) * (unsigned)sizeof(float);
+}
+
+/* Blocks of the plain kernels: up to 8 q rows of one KV head, 4 where shared memory is too small. */
+static void cut_plain(const struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
+{
+    const bool fit = plain_shared(&a->l, TERN_CUDA_Q) <= (unsigned)d->card->shared_most;
+    a->q_rows = fit ? TERN_CUDA_Q : TERN_CUDA_Q / 2;
+    split_heads(a, a->q_rows);
+    a->rows = a->q_rows / a->heads;
+    a->n_blocks = (units.rows + a->rows - 1) / a->rows;
+    a->units = units.p;
+    a->n_units = units.n;
 }
 
 /* pages: does it read any? */
 static void run_plain(struct tern_cuda *d, enum tern_cuda_kernel kernel, struct tern_cuda_attn_args *a, unsigned z,
                       bool pages)
 {
-    const unsigned own = plain_shared(&a->l), most = (unsigned)d->card->shared_most, page = (unsigned)a->l.head_bytes;
+    const unsigned own = plain_shared(&a->l, a->q_rows), most = (unsigned)d->card->shared_most,
+                   page = (unsigned)a->l.head_bytes;
     a->stages = !pages ? 0 : own + 2 * page <= most ? 2 : own + page <= most ? 1 : 0;
     tern_cuda_launch(d, kernel, (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split), z, 256,
                      own + (unsigned)a->stages * page, a, sizeof *a);
@@ -457,7 +460,7 @@ static void run_passes(struct tern_cuda *d, struct tern_cuda_attn_args *a, int c
 
 static void run_wide(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct tern_cuda_list_of units)
 {
-    cut_plain(a, units);
+    cut_plain(d, a, units);
     if (!on_tensors(d, &a->l) && !on_any(d, &a->l)) {
         run_plain(d, TERN_CUDA_K_attn_wide, a, 1, true);
         return;
@@ -637,7 +640,7 @@ static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int c
     for (struct slice s = next_slice(d, cache, 0, -1); s.units; s = next_slice(d, cache, s.job, s.page)) {
         const struct tern_cuda_list_of list = {units, s.units, s.rows};
         a->row0 = s.row0;
-        cut_plain(a, list);
+        cut_plain(d, a, list);
         if (narrow_on_tensors(d, &a->l)) {
             run_fast(d, a, list, work);
         } else {

@@ -17,7 +17,7 @@
 
 struct rows : block_rows {
     int warp, lane;
-    float *x, *raw; /* [8][dq] queries as the codes want them, and as they are; scale folded in */
+    float *x, *raw; /* [a.q_rows][dq] queries as the codes want them, and as they are; scale folded in */
     float *k, *v;   /* [32][dim + 1] */
     float *p;       /* [8][32] weights */
     float *shrink;  /* [8] */
@@ -45,8 +45,8 @@ __device__ static void share(rows &r, float *shared)
     r.p = shared + r.a->stages * (int)l.head_bytes / 4;
     r.shrink = r.p + ROWS * HALF;
     r.x = r.shrink + 32;
-    r.raw = r.x + ROWS * dq;
-    r.k = r.raw + ROWS * dq;
+    r.raw = r.x + r.a->q_rows * dq;
+    r.k = r.raw + r.a->q_rows * dq;
     r.v = l.latent ? r.k + HALF * (l.k.dim + 1) : r.k;
 }
 
