@@ -200,6 +200,16 @@ static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",    
                                       "t3",  "t2",  "g16",  "affine8", "affine4", "g16_3", "g16_2"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
+/* Two blocks of codes, with all that scores get besides; latents. */
+static void check_large(const char *device, struct tern_pool *pool, struct config cfg, bool exact, double budget)
+{
+    const struct config latents = {
+        .k = "f16", .v = cfg.v, .dk = 64, .dv = 512, .n_kv = 1, .group = 2, .first = 4, .latent = true};
+    cfg.dk = cfg.dv = 256, cfg.n_kv = 1, cfg.group = 3, cfg.window = 100, cfg.softcap = 20;
+    check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+    check(device, pool, &latents, SEQS(short_lens), exact, budget);
+}
+
 static const int dims[] = {64, 128, 256, 512, 80, 96, 112, 16, 192, 320, 448, 144 * 2};
 
 int main(int argc, char **argv)
@@ -250,14 +260,8 @@ int main(int argc, char **argv)
         cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
         if (!middle)
             check(device, pool, &cfg, SEQS(short_lens), exact, budget);
-        struct config large = cfg; /* two blocks of codes, with all that scores get besides; and latents */
-        large.dk = large.dv = 256, large.n_kv = 1, large.group = 3, large.window = 100, large.softcap = 20;
         if (!middle)
-            check(device, pool, &large, SEQS(short_lens), exact, budget);
-        large = (struct config){
-            .k = "f16", .v = name, .dk = 64, .dv = 512, .n_kv = 1, .group = 2, .first = 4, .latent = true};
-        if (!middle)
-            check(device, pool, &large, SEQS(short_lens), exact, budget);
+            check_large(device, pool, cfg, exact, budget);
         printf("%s: %d cases, %d failures so far\n", name, n_cases, failures);
         (void)fflush(stdout);
         if (quick)
