@@ -4,9 +4,11 @@
 #   TERN_CUDA        OFF (default, docs/decisions/029-cuda.md); AUTO: where an nvcc is found; ON: or stop
 #   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
 #   TERN_CUDA_PTX    ON (default): newer cards are served; OFF: half the time to compile, for tests alone
+#   TERN_CUDA_FLAGS  what nvcc is given besides; -Ofc;mid: a fourth of the time, for who does not run kernels
 set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
 set(TERN_CUDA_ARCH "80;90a" CACHE STRING "compute capabilities that kernels are compiled for")
 option(TERN_CUDA_PTX "kernels in a form that cards newer than TERN_CUDA_ARCH translate" ON)
+set(TERN_CUDA_FLAGS "" CACHE STRING "what nvcc is given besides")
 set(tern_cuda_objects)
 
 if(TERN_SANITIZE OR TERN_FUZZ) # what they look for lies elsewhere, and kernels take minutes
@@ -51,7 +53,7 @@ __asm__(\".section .rodata\\n.balign 64\\n.globl tern_cuda_fatbin_${name}\\n.hid
 ")
   add_custom_command(OUTPUT ${fatbin}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-    COMMAND ${TERN_NVCC} -fatbin -std=c++17 -O3 ${forms} -I${CMAKE_CURRENT_SOURCE_DIR}/src
+    COMMAND ${TERN_NVCC} -fatbin -std=c++17 -O3 ${TERN_CUDA_FLAGS} ${forms} -I${CMAKE_CURRENT_SOURCE_DIR}/src
             -I${CMAKE_CURRENT_SOURCE_DIR}/include -o ${fatbin} ${source}
     DEPENDS ${source} ${cuda_headers} VERBATIM)
   set_source_files_properties(${object} PROPERTIES OBJECT_DEPENDS ${fatbin})
