@@ -4,7 +4,7 @@
 #   TERN_CUDA        OFF (default, docs/decisions/029-cuda.md); AUTO: where an nvcc is found; ON: or stop
 #   TERN_CUDA_ARCH   what kernels are compiled for: compute capabilities, of which the last serves newer cards too
 #   TERN_CUDA_PTX    ON (default): newer cards are served; OFF: half the time to compile, for tests alone
-#   TERN_CUDA_FLAGS  what nvcc is given besides; -Ofc;mid: a fourth of the time, for who does not run kernels
+#   TERN_CUDA_FLAGS  what nvcc is given besides; -Xcicc;-O1;-Xptxas;-O0: a fourth of the time, for who does not run kernels
 set(TERN_CUDA OFF CACHE STRING "the device cuda: AUTO, ON or OFF")
 set(TERN_CUDA_ARCH "80;90a" CACHE STRING "compute capabilities that kernels are compiled for")
 option(TERN_CUDA_PTX "kernels in a form that cards newer than TERN_CUDA_ARCH translate" ON)
