@@ -221,16 +221,11 @@ __device__ static void turn_values(uint32_t (&out)[D / 16][2][2], const expand_p
 template <int D> __device__ static void add_pairs(__half *keys, const expand_page<D> &p, const tern_cuda_cond &cond)
 {
     const int t = threadIdx.x;
-    const float *turns = cuda_at<const float>(cond.turns);
-    const double *angles = cuda_at<const double>(p.l->k.angles);
     for (int i = 0; t < 64 && i < cond.n_pairs; i++) {
-        const auto &m = cond.pairs[i];
-        const double *at = angles + 2 * ((int64_t)m.freq * p.l->k.max_pages + p.page);
-        const float co = (float)at[0], si = (float)at[1], x = turns[2 * i * 64 + t], y = turns[(2 * i + 1) * 64 + t];
-        const float c = __fsub_rn(__fmul_rn(x, co), __fmul_rn(y, si)), s = __fadd_rn(__fmul_rn(x, si), __fmul_rn(y, co));
-        __half *a = keys + m.a * expand_page<D>::COL + t, *b = keys + m.b * expand_page<D>::COL + t;
-        *a = clamped(__fadd_rn(__half2float(*a), __fsub_rn(__fmul_rn(m.re, c), __fmul_rn(m.im, s))));
-        *b = clamped(__fadd_rn(__half2float(*b), __fadd_rn(__fmul_rn(m.im, c), __fmul_rn(m.re, s))));
+        const float2 add = pair_of_key(*p.l, cond, i, p.page, t);
+        __half *a = keys + cond.pairs[i].a * expand_page<D>::COL + t, *b = keys + cond.pairs[i].b * expand_page<D>::COL + t;
+        *a = clamped(__fadd_rn(__half2float(*a), add.x));
+        *b = clamped(__fadd_rn(__half2float(*b), add.y));
     }
 }
 

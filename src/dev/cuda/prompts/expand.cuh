@@ -1,4 +1,4 @@
-/* dev/cuda/prompts/expand.cuh - which pages a pass of prompt rows has expanded. */
+/* dev/cuda/prompts/expand.cuh - which pages a pass of prompt rows has expanded, and what their codes do not hold. */
 #ifndef TERN_DEV_CUDA_PROMPTS_EXPAND_CUH
 #define TERN_DEV_CUDA_PROMPTS_EXPAND_CUH
 
@@ -27,6 +27,17 @@ __device__ static inline expand_slot find_slot(const tern_cuda_attn_args &a, int
 __device__ static inline __half clamped(float x)
 {
     return __float2half_rn(fmaxf(fminf(x, 65504.0f), -65504.0f));
+}
+
+/* What pair i of the conditioning adds to a token's key on a page: to its dims a and b. */
+__device__ static inline float2 pair_of_key(const tern_cuda_layer &l, const tern_cuda_cond &cond, int i, int page, int t)
+{
+    const auto &m = cond.pairs[i];
+    const float *turns = cuda_at<const float>(cond.turns);
+    const double *at = cuda_at<const double>(l.k.angles) + 2 * ((int64_t)m.freq * l.k.max_pages + page);
+    const float co = (float)at[0], si = (float)at[1], x = turns[2 * i * 64 + t], y = turns[(2 * i + 1) * 64 + t];
+    const float c = __fsub_rn(__fmul_rn(x, co), __fmul_rn(y, si)), s = __fadd_rn(__fmul_rn(x, si), __fmul_rn(y, co));
+    return make_float2(__fsub_rn(__fmul_rn(m.re, c), __fmul_rn(m.im, s)), __fadd_rn(__fmul_rn(m.im, c), __fmul_rn(m.re, s)));
 }
 
 #endif

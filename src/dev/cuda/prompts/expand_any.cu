@@ -13,22 +13,6 @@ struct any_page {
     int page;
 };
 
-/* What pairs of the conditioning add to a token's key. */
-__device__ static void add_pairs(float *k, const any_page &p, int t, int lane)
-{
-    const float *turns = cuda_at<const float>(p.cond->turns);
-    const double *angles = cuda_at<const double>(p.l->k.angles);
-    for (int i = 0; lane == 0 && i < p.cond->n_pairs; i++) {
-        const auto &m = p.cond->pairs[i];
-        const double *at = angles + 2 * ((int64_t)m.freq * p.l->k.max_pages + p.page);
-        const float co = (float)at[0], si = (float)at[1], x = turns[2 * i * 64 + t], y = turns[(2 * i + 1) * 64 + t];
-        const float c = __fsub_rn(__fmul_rn(x, co), __fmul_rn(y, si)), s = __fadd_rn(__fmul_rn(x, si), __fmul_rn(y, co));
-        k[m.a] = __fadd_rn(k[m.a], __fsub_rn(__fmul_rn(m.re, c), __fmul_rn(m.im, s)));
-        k[m.b] = __fadd_rn(k[m.b], __fadd_rn(__fmul_rn(m.im, c), __fmul_rn(m.re, s)));
-    }
-    __syncwarp();
-}
-
 /* Token t of a side, by one warp. */
 __device__ static void read_token(float *x, const tern_cuda_side &s, const uint8_t *data, const uint8_t *head, int t, int lane)
 {
@@ -48,7 +32,12 @@ __device__ static void read_keys(float *k, const any_page &p, int t, int lane)
     for (int d = lane; d < l.k.dim; d += 32)
         k[d] = __fmaf_rn(k[d], cuda_at<const float>(p.cond->unscale)[d], cuda_at<const float>(p.cond->mean)[d]);
     __syncwarp();
-    add_pairs(k, p, t, lane);
+    for (int i = 0; lane == 0 && i < p.cond->n_pairs; i++) { /* one after the other, for they may share a dim */
+        const float2 add = pair_of_key(l, *p.cond, i, p.page, t);
+        k[p.cond->pairs[i].a] = __fadd_rn(k[p.cond->pairs[i].a], add.x);
+        k[p.cond->pairs[i].b] = __fadd_rn(k[p.cond->pairs[i].b], add.y);
+    }
+    __syncwarp();
 }
 
 /* Token t to its place. */

@@ -1,5 +1,5 @@
-/* dev/cuda/prompts/wide.cuh - attention of prompt rows on pages of halves: what the kernel of cards of 9.0 (wide_90.cu) and that
- * of all others (wide.cu) have in common.
+/* dev/cuda/prompts/wide.cuh - attention of prompt rows on pages of halves: what the kernel of cards of 9.0 (wide_90.cu), that of
+ * all others (wide.cu), and in part that of all other heads (wide_any.cu) have in common.
  *
  * Pages are halves as f16 keeps them, in the cache or where prompts/expand.cu put them, and then what is still raw, which
  * lies the same way.  A warp has 16 q rows, of which a lane's are two.  A q row goes through the same steps whatever else
@@ -84,17 +84,23 @@ struct wide_page {
     int n;
 };
 
+/* One that is still raw. */
+__device__ static inline wide_page raw_page(const block_rows &b, int page)
+{
+    const tern_cuda_layer &l = b.a->l;
+    const uint8_t *p = work_tile(b.a->t, l, b.a->stage, b.job_i, page, b.kv_head);
+    return {p, p + l.tile_v_off, l.k.raw32 != 0, l.v.raw32 != 0,
+            page == b.own ? row_pos(b, b.n_q - 1) % 64 + 1 : 64};
+}
+
 /* Page `page`; number: of a closed page. */
 template <int D> __device__ static inline wide_page page_of(const block_rows &b, const wide_pages &from, int page, uint64_t number)
 {
     const tern_cuda_layer &l = b.a->l;
-    if (page < b.raw0) {
-        const uint8_t *p = cuda_at<const uint8_t>(from.base + number * from.bytes);
-        return {p + (from.numbers ? l.k_off : 0), p + (from.numbers ? l.v_off : 2 * 64 * D), false, false, 64};
-    }
-    const uint8_t *p = work_tile(b.a->t, l, b.a->stage, b.job_i, page, b.kv_head);
-    return {p, p + l.tile_v_off, l.k.raw32 != 0, l.v.raw32 != 0,
-            page == b.own ? row_pos(b, b.n_q - 1) % 64 + 1 : 64};
+    if (page >= b.raw0)
+        return raw_page(b, page);
+    const uint8_t *p = cuda_at<const uint8_t>(from.base + number * from.bytes);
+    return {p + (from.numbers ? l.k_off : 0), p + (from.numbers ? l.v_off : 2 * 64 * D), false, false, 64};
 }
 
 /* Parts of pages as all threads read them, out of a ring of so many places.  FEED::ask puts the next one on its way, `at` is where

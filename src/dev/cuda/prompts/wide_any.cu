@@ -63,7 +63,7 @@ struct any_feed {
         for (int j = 0; j < 4; j++)
             cuda_copy_16(at + to + piece / 8 * 8192 + piece_at(t, piece % 8) + j * 16 * 128, v + j * 16 * row);
     }
-    /* A tile's number: key or value d of token t, which lies before n. */
+    /* A tile's number, key or value d of token t; 0 where there is none. */
     __device__ float raw_number(const wide_page &p, bool key, int d, int t) const
     {
         const tern_cuda_layer &l = b.a->l;
@@ -76,9 +76,7 @@ struct any_feed {
     }
     __device__ void bring_raw(uint32_t to) const
     {
-        const tern_cuda_layer &l = b.a->l;
-        const uint8_t *tile = work_tile(b.a->t, l, b.a->stage, b.job_i, page, b.kv_head);
-        const wide_page p = {tile, tile + l.tile_v_off, false, false, page == b.own ? row_pos(b, b.n_q - 1) % 64 + 1 : 64};
+        const wide_page p = raw_page(b, page);
         const bool key = of < key_parts;
         const int first = (key ? of : of - key_parts) * 128;
 #pragma unroll 1
