@@ -201,7 +201,8 @@ static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",    
                                       "t3",  "t2",  "g16",  "affine8", "affine4", "g16_3", "g16_2"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
-/* Two blocks of codes, with all that scores get besides; latents. */
+/* Two blocks of codes, with all that scores get besides; latents; sides of different sizes and schemes, and many q
+ * rows. */
 static void check_large(const char *device, struct tern_pool *pool, struct config cfg, bool exact, double budget)
 {
     const struct config latents = {
@@ -209,6 +210,8 @@ static void check_large(const char *device, struct tern_pool *pool, struct confi
     cfg.dk = cfg.dv = 256, cfg.n_kv = 1, cfg.group = 3, cfg.window = 100, cfg.softcap = 20;
     check(device, pool, &cfg, SEQS(large_lens), exact, budget);
     check(device, pool, &latents, SEQS(large_lens), exact, budget);
+    const struct config sides = {.k = cfg.k, .v = "l3", .dk = 80, .dv = 160, .n_kv = 1, .group = 9, .first = 4};
+    check(device, pool, &sides, SEQS(large_lens), exact, budget);
 }
 
 static const int dims[] = {64, 128, 256, 512, 80, 96, 112, 16, 192, 320, 448, 144 * 2};

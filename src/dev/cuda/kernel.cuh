@@ -44,6 +44,12 @@ __device__ static inline void cuda_copy_16(uint32_t to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/* Or zeros. */
+__device__ static inline void cuda_copy_16_or_0(uint32_t to, const void *from, bool real)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16u : 0u) : "memory");
+}
+
 __device__ static inline void cuda_copy_16(uint32_t to, const void *from, uint64_t policy)
 {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");

@@ -192,14 +192,14 @@ __host__ __device__
 }
 
 /* Pages that one range of a decode row has: by the pages that it sees, so that there are enough ranges for a card and
- * never more than TERN_CUDA_RANGES, whatever else is in the batch. */
+ * never more than TERN_CUDA_RANGES, whatever else is in the batch.  Latents have one KV head, and so smaller ranges. */
 #ifdef __CUDACC__
 __host__ __device__
 #endif
     static inline int
-    tern_cuda_range_pages(int window, int pos)
+    tern_cuda_range_pages(const struct tern_cuda_layer *l, int pos)
 {
-    int pages = (window && window < pos ? window : pos) / TERN_CUDA_PAGE + 1, range = 8;
+    int pages = (l->window && l->window < pos ? l->window : pos) / TERN_CUDA_PAGE + 1, range = l->latent ? 2 : 8;
     while (range * (TERN_CUDA_RANGES - 2) < pages)
         range *= 2;
     return range;

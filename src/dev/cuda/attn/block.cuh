@@ -105,7 +105,7 @@ __device__ static inline int range_shift(int pages)
  * range. */
 __device__ static inline int find_range(const block_rows &b, int z, int &begin, int &end)
 {
-    const int pages = tern_cuda_range_pages(b.a->l.window, b.pos0), range = (b.page0 >> range_shift(pages)) + z;
+    const int pages = tern_cuda_range_pages(&b.a->l, b.pos0), range = (b.page0 >> range_shift(pages)) + z;
     begin = range * pages > b.page0 ? range * pages : b.page0;
     end = (range + 1) * pages < b.raw0 ? (range + 1) * pages : b.raw0;
     return range;

@@ -202,8 +202,8 @@ __device__ static inline int group_code(const tern_cuda_side &s, const uint8_t *
         const int low = data[row / 4 * lanes + lane] >> 2 * (row % 4) & 3;
         return low | (data[s.dim * 16 + row / 8 * lanes + lane] >> row % 8 & 1) << 2;
     }
-    const int per = 8 / s.bits;
-    return data[row / per * lanes + lane] >> s.bits * (row % per) & ((1 << s.bits) - 1);
+    const int per = s.bits == 8 ? 0 : s.bits == 4 ? 1 : 2; /* log2 of codes in a byte */
+    return data[(row >> per) * lanes + lane] >> s.bits * (row & ((1 << per) - 1)) & ((1 << s.bits) - 1);
 }
 
 /* Small floats (codec/kv_group.c): the scale of a header's byte, and what a code stands for. */
@@ -225,12 +225,12 @@ __device__ static inline int floats_group(int bits)
     return bits == 8 ? 64 : 32;
 }
 
-/* Token t, dim d of a closed page in the codec's domain. */
-__device__ static inline float page_value(const tern_cuda_side &s, const uint8_t *data, const uint16_t *head, int t,
+/* Token t, dim d of a closed page in the codec's domain; form: the side's, a constant where a kernel knows it. */
+__device__ static inline float form_value(int form, const tern_cuda_side &s, const uint8_t *data, const uint16_t *head, int t,
                                           int d)
 {
     const int at = s.key ? d * 64 + t : t * s.dim + d;
-    switch (s.form) {
+    switch (form) {
     case TERN_CUDA_F32:
         return reinterpret_cast<const float *>(data)[at];
     case TERN_CUDA_CODES:
@@ -247,6 +247,11 @@ __device__ static inline float page_value(const tern_cuda_side &s, const uint8_t
     default:
         return from_f16(reinterpret_cast<const uint16_t *>(data)[at]);
     }
+}
+
+__device__ static inline float page_value(const tern_cuda_side &s, const uint8_t *data, const uint16_t *head, int t, int d)
+{
+    return form_value(s.form, s, data, head, t, d);
 }
 
 /* Element (token t of n, dim d) of a raw side: keys [dim][n], values [n][dim]. */
@@ -330,7 +335,7 @@ __device__ static inline void rotate_row(const tern_cuda_side &s, float *x, bool
     }
     for (int stride = 1; stride < s.run; stride *= 2) {
         for (int i = lane; i < s.dim / 2; i += 32) {
-            const int j = (i / stride) * 2 * stride + i % stride;
+            const int j = 2 * i - (i & (stride - 1)); /* i / stride * 2 * stride + i % stride */
             const float a = x[j], b = x[j + stride];
             x[j] = __fadd_rn(a, b);
             x[j + stride] = __fsub_rn(a, b);

@@ -189,8 +189,19 @@ __device__ static inline void start_octets(uint32_t o[4], const uint16_t *head, 
     }
 }
 
+/* What codes a side has: constants where a kernel knows them. */
+struct codes_of {
+    int dim, bits;
+    bool trellis;
+};
+
+__device__ static inline codes_of codes_in(const tern_cuda_side &s)
+{
+    return {s.dim, s.bits, s.trellis != 0};
+}
+
 /* 32 dims from d (a multiple of 32, like dim) of token t. */
-__device__ static inline void key_set(uint32_t out[16], const tern_cuda_side &s, const tables &tab, const uint8_t *data,
+__device__ static inline void key_set(uint32_t out[16], const codes_of &s, const tables &tab, const uint8_t *data,
                                       const uint16_t *head, int t, int d)
 {
     int item;
@@ -214,7 +225,7 @@ __device__ static inline void key_set(uint32_t out[16], const tern_cuda_side &s,
 }
 
 /* 32 tokens from t (0 or 32) of dim d. */
-__device__ static inline void value_set(uint32_t out[16], const tern_cuda_side &s, const tables &tab,
+__device__ static inline void value_set(uint32_t out[16], const codes_of &s, const tables &tab,
                                         const uint8_t *data, const uint16_t *head, int t, int d)
 {
     int item;

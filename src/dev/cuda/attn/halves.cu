@@ -34,24 +34,6 @@ template <int D> struct softmax {
     float m[2], l[2], o[D / 16][4]; /* l: of the lane's tokens */
 };
 
-__device__ static inline float power(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ static inline uint32_t two(float x, float y)
-{
-    const __half2 h = __floats2half2_rn(x, y);
-    return *reinterpret_cast<const uint32_t *>(&h);
-}
-
-__device__ static inline float clamped(float x)
-{
-    return x < 65504.0f ? x > -65504.0f ? x : -65504.0f : 65504.0f;
-}
-
 /* Row g's query: dims 16 s + 2 t and + 1 in q[s][0], those eight further in q[s][1]. */
 template <int D> __device__ static void load_query(uint32_t q[D / 16][2], const block_rows &b, int g, int t)
 {
@@ -62,24 +44,22 @@ template <int D> __device__ static void load_query(uint32_t q[D / 16][2], const 
             float2 x = make_float2(0, 0);
             if (g < b.n_q)
                 x = *reinterpret_cast<const float2 *>(query_of(b, g, D) + 16 * s + 8 * j + 2 * t);
-            q[s][j] = two(clamped(__fmul_rn(x.x, b.a->q_scale)), clamped(__fmul_rn(x.y, b.a->q_scale)));
+            q[s][j] = two_halves(__fmul_rn(x.x, b.a->q_scale), __fmul_rn(x.y, b.a->q_scale));
         }
 }
 
-/* Sixteen rows of a part and sixteen columns, from 16 n on (n below 4), as load4_turned wants them: a lane's row, and of lanes 16
- * to 31 the columns' second half. */
+/* Sixteen rows of a part, which a product has as columns, and sixteen columns, from 16 n on (n below 4). */
 __device__ static inline uint32_t place_of(int n, int row_bytes)
 {
-    const int lane = threadIdx.x % 32, row = lane % 16;
-    return (uint32_t)(row * row_bytes + ((2 * n + lane / 16) ^ row % 8) * 16);
+    const int row = turned_row();
+    return (uint32_t)(row * row_bytes + ((2 * n + turned_piece()) ^ row % 8) * 16);
 }
 
 /* Columns, which are the product's rows, times what is contracted with the rows. */
 __device__ static inline void multiply_turned(float c[4], uint32_t at, uint32_t b0, uint32_t b1)
 {
-    uint32_t r[4];
-    load4_turned(r, at);
-    const uint32_t a[4] = {r[0], r[2], r[1], r[3]};
+    uint32_t a[4];
+    load4_turned(a, at);
     multiply(c, a, b0, b1);
 }
 
@@ -143,7 +123,7 @@ template <int D> __device__ static void soften(softmax<D> &st, uint32_t p[8], fl
     }
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        p[j] = turn_tile(two(s[j / 2][j % 2 * 2], s[j / 2][j % 2 * 2 + 1]));
+        p[j] = turn_tile(small_halves(s[j / 2][j % 2 * 2], s[j / 2][j % 2 * 2 + 1]));
     if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f))
 #pragma unroll
         for (int n = 0; n < D / 16; n++)

@@ -20,7 +20,7 @@ struct row_ranges {
 
 __device__ static inline row_ranges ranges_of(const block_rows &b)
 {
-    const int pages = tern_cuda_range_pages(b.a->l.window, b.pos0), shift = range_shift(pages), first = b.page0 >> shift;
+    const int pages = tern_cuda_range_pages(&b.a->l, b.pos0), shift = range_shift(pages), first = b.page0 >> shift;
     return {pages, first, b.page0 < b.raw0 ? (b.raw0 - 1 >> shift) - first + 1 : 0};
 }
 

@@ -15,17 +15,17 @@ struct range_weights {
     float w[2], most, sum;
 };
 
-template <int D>
 __device__ static inline range_weights weigh_ranges(const block_rows &b, int i, int first, int n, int lane)
 {
+    const int dim = b.a->l.v.dim;
     range_weights o = {{0, 0}, -INFINITY, 0};
     float m[2], s[2];
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const float *part = part_at(b, i, (first + lane + 32 * j) % TERN_CUDA_RANGES);
         const bool real = lane + 32 * j < n;
-        m[j] = real ? part[D] : -INFINITY;
-        s[j] = real ? part[D + 1] : 0;
+        m[j] = real ? part[dim] : -INFINITY;
+        s[j] = real ? part[dim + 1] : 0;
         o.most = fmaxf(o.most, m[j]);
     }
     for (int width = 16; width; width /= 2)
@@ -86,7 +86,7 @@ __device__ static inline void merge_row(const block_rows &b, int i, const float 
     const tern_cuda_attn_args &a = *b.a;
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = lane * N;
-    const int log2_pages = range_shift(tern_cuda_range_pages(l.window, b.pos0)), page0 = oldest_seen(l, row_pos(b, i)) / 64;
+    const int log2_pages = range_shift(tern_cuda_range_pages(&l, b.pos0)), page0 = oldest_seen(l, row_pos(b, i)) / 64;
     const int first = page0 >> log2_pages, n = page0 < b.raw0 ? (b.raw0 - 1 >> log2_pages) - first + 1 : 0,
               there = real ? n : 0;
     const float *raw = part_at(b, i, TERN_CUDA_RANGES);
@@ -103,7 +103,7 @@ __device__ static inline void merge_row(const block_rows &b, int i, const float 
         for (int j = 0; j < EACH; j++)
             if (warp + WARPS * j < there)
                 load_dims<N>(o[j], part_at(b, i, (first + warp + WARPS * j) % TERN_CUDA_RANGES) + d);
-        by = weigh_ranges<D>(b, i, first, there, lane);
+        by = weigh_ranges(b, i, first, there, lane);
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
             const int range = warp + WARPS * j;
@@ -191,4 +191,72 @@ TERN_CUDA_KERNEL_BEGIN(attn_merge_128, tern_cuda_attn_args, 32 * WARPS, 1)
 TERN_CUDA_KERNEL_BEGIN(attn_merge_256, tern_cuda_attn_args, 32 * WARPS, 1)
 {
     merge<256>(a);
+}
+
+/* ---- heads of any size (attn/any.cu) ------------------------------------------------------------------------------ */
+
+/* What the mean of conditioned keys adds to the scores of a query. */
+__device__ static inline float any_shift(const block_rows &b, int i, int lane)
+{
+    const int dim = b.a->l.k.dim;
+    const float *q = query_of(b, i, dim), *mean = cuda_at<const float>(b.cond->mean);
+    float sum = 0;
+    for (int d = lane; d < dim; d += 32)
+        sum = fmaf(q[d] * b.a->q_scale, mean[d], sum);
+    for (int width = 16; width; width /= 2)
+        sum += __shfl_xor_sync(~0u, sum, width);
+    return sum;
+}
+
+/* A head is in shared memory, which a warp turns back; then a thread has four neighbouring dims. */
+TERN_CUDA_KERNEL_BEGIN(attn_merge_any, tern_cuda_attn_args, 32 * WARPS, 1)
+{
+    __shared__ float w[64];
+    __shared__ __align__(16) float x[4 * 32 * WARPS];
+    const int i = blockIdx.z, lane = threadIdx.x % 32, dim = a.l.v.dim, d = 4 * threadIdx.x;
+    block_rows b;
+    cuda_wait();
+    if (!find_rows(b, a, blockIdx.x, blockIdx.y) || i >= b.n_q)
+        return;
+    const int log2_pages = range_shift(tern_cuda_range_pages(&a.l, b.pos0)), page0 = oldest_seen(a.l, row_pos(b, i)) / 64;
+    const int first = page0 >> log2_pages, n = page0 < b.raw0 ? (b.raw0 - 1 >> log2_pages) - first + 1 : 0;
+    const float *raw = part_at(b, i, TERN_CUDA_RANGES);
+    const range_weights by = weigh_ranges(b, i, first, n, lane);
+    const float shift = n && b.cond && a.cap <= 0 ? any_shift(b, i, lane) : 0;
+    if (threadIdx.x < 32) {
+        w[lane] = by.w[0];
+        w[lane + 32] = by.w[1];
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int at = threadIdx.x; at < dim; at += 32 * WARPS) {
+        float sum = 0;
+#pragma unroll 8
+        for (int r = 0; r < n; r++) {
+            const float part = part_at(b, i, (first + r) % TERN_CUDA_RANGES)[at];
+            sum = w[r] != 0 ? fmaf(w[r], part, sum) : sum;
+        }
+        x[at] = sum;
+    }
+    __syncthreads();
+    if (n && a.l.v.rotated && threadIdx.x < 32)
+        rotate_row(a.l.v, x, true, lane);
+    __syncthreads();
+    float coded = 0, own = 1, all = raw[dim + 1];
+    if (n && by.most + shift != -INFINITY) {
+        const float most = fmaxf(by.most + shift, raw[dim]);
+        coded = exp2f(by.most + shift - most);
+        own = exp2f(raw[dim] - most);
+        all = fmaf(coded, by.sum, own * all);
+    }
+    float four[4] = {};
+    const bool real = d < dim;
+    for (int c = 0; real && c < 4; c++)
+        four[c] = (coded == 0 ? own * raw[d + c] : fmaf(coded, x[d + c], own * raw[d + c])) / all + 0.0f;
+    const float4 v = make_float4(four[0], four[1], four[2], four[3]);
+    const uint64_t row = b.row0 + row_of(b, i), at = (uint64_t)head_of(b, i) * dim + d;
+    if (real)
+        *reinterpret_cast<float4 *>(cuda_at<float>(a.out) + row * a.out_stride + at) = v;
+    if (a.q8)
+        quantize_four(cuda_at<uint8_t>(a.q8), a.q8_bytes, a.q8_lanes, (int)row, a.n_heads * dim, (int)at / 32, lane % 8, v, real);
 }

@@ -11,14 +11,6 @@
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* Shared bytes of a block of threads of attn/tensor.cu. */
-static unsigned tensor_shared(const struct tern_cuda_layer *l)
-{
-    const int dim = l->k.dim, rows = TERN_CUDA_NARROW_ROWS(dim), row = dim + 8,
-              side = 64 * row > dim * 72 ? 64 * row : dim * 72;
-    return (unsigned)(4 * (128 + 16 + 16 * 16) + 2 * (rows * row + 2 * side)) + 2 * (unsigned)l->head_bytes;
-}
-
 /* Are there kernels on tensor cores for such heads, and is f16 allowed?  Then prompt rows go through prompts/wide.cu,
  * or wide_90.cu. */
 static bool on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
@@ -72,12 +64,44 @@ static int halves_stages(const struct tern_cuda *d, int dim, unsigned warps)
     return fit < 2 ? 0 : fit < 4 ? (int)fit : 4;
 }
 
+/* Warps of a block of attn/any.cu. */
+static unsigned any_warps(const struct tern_cuda_layer *l)
+{
+    return !l->latent && l->k.dim <= 128 && l->v.dim <= 128 ? 4 : 8;
+}
+
+/* Its places, or pages of codes, with so many q rows: up to four places or two pages, where several blocks of a
+ * processor have as many, else fewer; 0: there is no room for one. */
+static int any_stages(const struct tern_cuda *d, const struct tern_cuda_layer *l, unsigned rows)
+{
+    const bool halves = of_halves(l);
+    const unsigned place = TERN_CUDA_ANY_PLACE(l), most = (unsigned)d->card->shared_most,
+                   beside = TERN_CUDA_ANY_BESIDE(l, rows, any_warps(l)) + (halves ? 0 : place),
+                   each = halves ? place : (unsigned)l->head_bytes;
+    for (unsigned blocks = 4; blocks; blocks--)
+        for (int stages = halves ? 4 : 2; stages > (halves && blocks > 1 ? 2 : blocks > 2 ? 1 : 0); stages--)
+            if (blocks * (beside + (unsigned)stages * each + 1024) <= most + 1024)
+                return stages;
+    return 0;
+}
+
+/* Do decode rows go through it? */
+static bool any_takes(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return !d->limits.exact && l->k.dim && l->v.dim && l->k.dim % 16 == 0 && l->v.dim % 16 == 0 && l->v.dim <= 512 &&
+           any_stages(d, l, 8);
+}
+
 /* Have decode rows a kernel on tensor cores: of codes, of halves, or the one of all others? */
 static bool narrow_on_tensors(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
-    return on_codes(d, l) ||
-           (on_tensors(d, l) && ((of_halves(l) && halves_stages(d, l->k.dim, 4)) ||
-                                 (l->k.dim <= 128 && tensor_shared(l) <= (unsigned)d->card->shared_most)));
+    return on_codes(d, l) || (on_tensors(d, l) && of_halves(l) && halves_stages(d, l->k.dim, 4)) || any_takes(d, l);
+}
+
+/* And do those leave their answers as int8, too, 32 numbers of a head at a time? */
+static bool leaves_q8(const struct tern_cuda *d, const struct tern_cuda_layer *l)
+{
+    return narrow_on_tensors(d, l) && l->v.dim % 32 == 0;
 }
 
 /* Or through prompts/wide_any.cu? */
@@ -589,18 +613,38 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
     return true;
 }
 
+/* Blocks of 16 q rows where a KV head has more than 8 in a page and there is room for them; of four warps where heads
+ * have up to 128 dims. */
+static void run_any(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units, int ranges)
+{
+    const struct tern_cuda_layer *l = &a->l;
+    const bool halves = of_halves(l), many = a->group * units.rows > 8 && any_stages(d, l, 16);
+    const unsigned warps = any_warps(l);
+    const int rows = many ? 16 : 8, first = warps == 4        ? TERN_CUDA_K_any_halves_1_1
+                                            : l->v.dim <= 256 ? TERN_CUDA_K_any_halves_2_1
+                                                              : TERN_CUDA_K_any_halves_4_1;
+    split_heads(a, rows);
+    a->rows = rows / a->heads;
+    a->n_blocks = (units.rows + a->rows - 1) / a->rows;
+    a->stages = any_stages(d, l, (unsigned)rows);
+    const unsigned places = halves ? (unsigned)a->stages * TERN_CUDA_ANY_PLACE(l)
+                                   : TERN_CUDA_ANY_PLACE(l) + (unsigned)a->stages * (unsigned)l->head_bytes;
+    tern_cuda_launch(d, (enum tern_cuda_kernel)(first + 2 * many + !halves), (unsigned)(a->n_units * a->n_blocks),
+                     (unsigned)(l->n_heads * a->n_split), (unsigned)ranges + 1, 32 * warps,
+                     places + TERN_CUDA_ANY_BESIDE(l, (unsigned)rows, warps), a, sizeof *a);
+}
+
 /* Decode rows whose ranges have a kernel of their own; with what is raw, and all put together. */
 static void run_fast(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
                      struct work work)
 {
-    if (!run_codes(d, a, units, work) && (!of_halves(&a->l) || !run_halves(d, a, units, work.ranges))) {
-        tern_cuda_launch(d, kernel_for(TERN_CUDA_K_attn_range_64, a->l.k.dim), (unsigned)(a->n_units * a->n_blocks),
-                         (unsigned)(a->l.n_heads * a->n_split), (unsigned)work.ranges + 1, 256, tensor_shared(&a->l), a,
-                         sizeof *a);
-    }
-    tern_cuda_launch(d, kernel_for(TERN_CUDA_K_attn_merge_64, a->l.k.dim), (unsigned)(a->n_units * a->n_blocks),
-                     (unsigned)(a->l.n_heads * a->n_split),
-                     (unsigned)(a->heads * (a->rows < units.rows ? a->rows : units.rows)), 128, 0, a, sizeof *a);
+    if (!run_codes(d, a, units, work) &&
+        !(on_tensors(d, &a->l) && of_halves(&a->l) && run_halves(d, a, units, work.ranges)))
+        run_any(d, a, units, work.ranges);
+    tern_cuda_launch(
+        d, on_tensors(d, &a->l) ? kernel_for(TERN_CUDA_K_attn_merge_64, a->l.k.dim) : TERN_CUDA_K_attn_merge_any,
+        (unsigned)(a->n_units * a->n_blocks), (unsigned)(a->l.n_heads * a->n_split),
+        (unsigned)(a->heads * (a->rows < units.rows ? a->rows : units.rows)), 128, 0, a, sizeof *a);
 }
 
 /* Decode rows that go together: units that follow each other, of which there is room for partial results. */
@@ -651,7 +695,7 @@ static void run_narrow(struct tern_cuda *d, struct tern_cuda_attn_args *a, int c
     }
 }
 
-static struct work work_of(const struct tern_cuda *d, int cache, const struct tern_kv_layer *l)
+static struct work work_of(const struct tern_cuda *d, int cache, const struct tern_cuda_layer *l)
 {
     struct work work = {0};
     for (int i = 0; i < d->step.n_jobs; i++) {
@@ -659,9 +703,9 @@ static struct work work_of(const struct tern_cuda *d, int cache, const struct te
         const int last = j->pos0 + j->n_rows - 1;
         for (int pos = j->pos0; j->cache == cache && !j->wide && pos <= last;
              pos = pos / TERN_PAGE * TERN_PAGE + TERN_PAGE) {
-            const int pages = tern_cuda_range_pages(l->reach.window, pos);
-            const int raw0 = pos / TERN_PAGE - l->recent + 1, page0 = tern_kv_oldest(l->reach, pos) / TERN_PAGE;
-            const int n = page0 < raw0 ? (raw0 - 1) / pages - page0 / pages + 1 : 0;
+            int first;
+            const int pages = tern_cuda_range_pages(l, pos), closed = tern_cuda_closed_pages(l, pos, 1, &first);
+            const int n = closed ? (first + closed - 1) / pages - first / pages + 1 : 0;
             work.ranges = n > work.ranges ? n : work.ranges;
             work.all += n;
             work.rows++;
@@ -694,7 +738,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     tern_cu_address q8 = 0;
     bool fast = true;
     for (int c = 0; c < t->n_caches; c++)
-        fast &= narrow_on_tensors(d, tern_cuda_layer_at(d, c, shape->layer));
+        fast &= leaves_q8(d, tern_cuda_layer_at(d, c, shape->layer));
     if (fast)
         q8 = tern_cuda_as_q8(d, out, d->step.n_rows);
     else
@@ -720,7 +764,7 @@ void tern_cuda_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
         a.q8 = q8;
         a.q8_bytes = d->q8_row_bytes;
         a.q8_lanes = tern_cuda_lanes(d->step.n_rows);
-        run_narrow(d, &a, c, work_of(d, c, &d->step.caches[c].layers[shape->layer]));
+        run_narrow(d, &a, c, work_of(d, c, &a.l));
     }
     if (t->waits[shape->layer] && !t->stage_set[shape->layer])
         tern_cuda_keep(d, shape->layer);

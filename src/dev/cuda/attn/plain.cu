@@ -129,9 +129,9 @@ __device__ static void fill_codes(float *to, const tern_cuda_side &s, const uint
         const uint16_t *own = head + d / 128 * 64 + t0 + t;
         float *at = to + t * (s.dim + 1) + d;
         if (KEY)
-            key_set(x, s, tab, data, head, t0 + t, d);
+            key_set(x, codes_in(s), tab, data, head, t0 + t, d);
         else
-            value_set(x, s, tab, data, head, t0, d);
+            value_set(x, codes_in(s), tab, data, head, t0, d);
 #pragma unroll
         for (int j = 0; j < 16; j++) {
             const float2 e = __half22float2(*reinterpret_cast<const __half2 *>(&x[j]));
@@ -393,7 +393,7 @@ TERN_CUDA_KERNEL_BEGIN(attn_finish, tern_cuda_attn_args, THREADS, 1)
     share(r, shared);
     load_queries(r);
     start_rows(st);
-    const int pages = tern_cuda_range_pages(a.l.window, r.pos0), dv = a.l.v.dim;
+    const int pages = tern_cuda_range_pages(&a.l, r.pos0), dv = a.l.v.dim;
     if (r.warp < r.n_q && r.page0 < r.raw0) {
         const int pos = row_pos(r, r.warp), page0 = oldest_seen(a.l, pos) / 64;
         const int first = page0 / pages, n = page0 < r.raw0 ? (r.raw0 - 1) / pages - first + 1 : 0;

@@ -22,8 +22,22 @@
      2 * 4 * 4 * TERN_CUDA_ANY_ROWS)
 /* Shared bytes of a block of threads of prompts/expand.cu, without pages on their way. */
 #define TERN_CUDA_EXPAND_ROOM(d) (2 * 144 * (d) + 3 * 4 * (d) + 8 * 20)
-/* attn/tensor.cu: rows of shared memory for 8 decode rows' queries and scores. */
-#define TERN_CUDA_NARROW_ROWS(d) (16 + (8 * 72 * 4 + ((d) + 8) * 2 - 1) / (((d) + 8) * 2))
+/* Decode rows of any heads (attn/any.cu): shared bytes of a token's halves, of a side's, of the place where a page's
+ * numbers lie, of a q row's scores and then weights (of four warps, and of eight: lanes meet no bank twice), of a
+ * side's tables, and of what a block of so many q rows has beside places and pages. */
+#define TERN_CUDA_ANY_ROW(dim)  (2 * ((uint32_t)(dim) + 8))
+#define TERN_CUDA_ANY_SIDE(dim) (64 * TERN_CUDA_ANY_ROW(dim))
+#define TERN_CUDA_ANY_PLACE(l)                                                                   \
+    ((l)->latent               ? TERN_CUDA_ANY_SIDE((l)->k.dim) + TERN_CUDA_ANY_SIDE((l)->v.dim) \
+     : (l)->k.dim > (l)->v.dim ? TERN_CUDA_ANY_SIDE((l)->k.dim)                                  \
+                               : TERN_CUDA_ANY_SIDE((l)->v.dim))
+#define TERN_CUDA_ANY_LINE(warps) ((warps) == 8 ? 592 : 272)
+#define TERN_CUDA_ANY_TABLES      40
+#define TERN_CUDA_ANY_BLOCKS(d)   (((uint32_t)(d) + 127) / 128)
+#define TERN_CUDA_ANY_BESIDE(l, rows, warps)                                                                           \
+    ((rows) *                                                                                                          \
+         (TERN_CUDA_ANY_LINE(warps) + 4 + 2 * ((uint32_t)(l)->k.dim + ((l)->latent ? (uint32_t)(l)->v.dim : 0) + 8)) + \
+     4 * (64 * (TERN_CUDA_ANY_BLOCKS((l)->k.dim) + TERN_CUDA_ANY_BLOCKS((l)->v.dim)) + 4) + 2 * TERN_CUDA_ANY_TABLES)
 /* Shared bytes of attn/raw.cuh, and of attn/halves.cu beside the stages of its warps: two places of four q rows or one
  * of eight. */
 #define TERN_CUDA_RAW_FLOATS(d, threads, rows) (4 * (rows) * ((d) + 2 * (threads) + 64 + 3))

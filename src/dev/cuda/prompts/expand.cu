@@ -88,9 +88,9 @@ __device__ static void read_side(__half *to, const tern_cuda_side &s, const uint
         uint32_t x[16];
         const int t = s.key ? i % 64 : i / D * 32, d = s.key ? i / 64 * 32 : i % D;
         if (s.key)
-            key_set(x, s, tab, data, head, t, d);
+            key_set(x, codes_in(s), tab, data, head, t, d);
         else
-            value_set(x, s, tab, data, head, t, d);
+            value_set(x, codes_in(s), tab, data, head, t, d);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             *reinterpret_cast<uint4 *>(to + (s.key ? t * ROW + d : d * COL + t) + 8 * j) =

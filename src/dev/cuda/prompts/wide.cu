@@ -3,7 +3,6 @@
  * A block of threads has up to 64 q rows, 16 for each warp; there are two blocks on a processor, so that one multiplies while the
  * other makes weights.  Pages go through a ring of parts of 8 or 16 KB, keys and values of up to 128 dims; all threads ask for a
  * part as soon as all have read what was in its place, and meet once for each. */
-#include "dev/cuda/attn/matrix.cuh"
 #include "dev/cuda/prompts/wide.cuh"
 
 #define THREADS (2 * TERN_CUDA_WIDE_ROWS) /* 16 q rows a warp */

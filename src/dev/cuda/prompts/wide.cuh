@@ -9,31 +9,15 @@
 
 #include <cuda_fp16.h>
 #include "dev/cuda/attn/block.cuh"
+#include "dev/cuda/attn/matrix.cuh"
 
 /* ---- pages ---- */
-
-/* Rows of 128 bytes, of which eight make a pattern of 1024: 16-byte pieces change places by row. */
-__device__ static inline uint32_t piece_at(int row, int piece)
-{
-    return (uint32_t)(row * 128 + ((piece ^ (row & 7)) << 4));
-}
-
-__device__ static inline uint32_t half_bits(float x)
-{
-    return __half_as_ushort(__float2half_rn(x < 65504.0f ? x > -65504.0f ? x : -65504.0f : 65504.0f));
-}
-
-__device__ static inline uint32_t two_halves(float x, float y)
-{
-    return half_bits(x) | half_bits(y) << 16;
-}
 
 /* A piece of eight numbers, the i-th from `from` on, to a place in shared memory, at and p alike; `real`: or zeros. */
 __device__ static inline void bring_piece(uint32_t at, uint8_t *p, const uint8_t *from, int i, bool raw32, bool real)
 {
     if (!raw32) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from + 16 * i), "r"(real ? 16u : 0u)
-                     : "memory");
+        cuda_copy_16_or_0(at, from + 16 * i, real);
         return;
     }
     const float4 *four = reinterpret_cast<const float4 *>(from) + 2 * i;
@@ -126,13 +110,6 @@ template <class FEED, int STAGES, uint32_t BYTES> struct ring_reader {
     }
 };
 
-/* Where a lane reads of 16 rows of 128 bytes, turned: of their columns 16 n to 16 n + 15. */
-__device__ static inline uint32_t lane_at(int n)
-{
-    const int lane = threadIdx.x % 32;
-    return piece_at(lane % 16, 2 * n + lane / 16);
-}
-
 /* ---- rows ---- */
 
 /* Rows g and g + 8 of a warp. */
@@ -165,13 +142,6 @@ template <int D> __device__ static inline void load_rows(wide_rows<D> &w, const 
 #pragma unroll
     for (int i = 0; i < D / 2; i++)
         w.o[i] = 0;
-}
-
-__device__ static inline float power(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* cap * tanh(s / cap); by: 2 log2(e) / cap */
@@ -234,10 +204,8 @@ template <int D> __device__ static inline void pack(wide_rows<D> &w)
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const __half2 h = __floats2half2_rn(w.s[8 * k + 2 * i], w.s[8 * k + 2 * i + 1]);
-            w.p[k][i] = *reinterpret_cast<const uint32_t *>(&h);
-        }
+        for (int i = 0; i < 4; i++)
+            w.p[k][i] = small_halves(w.s[8 * k + 2 * i], w.s[8 * k + 2 * i + 1]);
 }
 
 template <int D> __device__ static inline void shrink_sums(wide_rows<D> &w, float2 by)

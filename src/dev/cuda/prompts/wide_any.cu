@@ -5,7 +5,6 @@
  * leaves them, in parts of 128 dims, through a ring; all threads ask for a part as soon as all have read what was in its place.
  *
  * A q row goes through the same steps whatever else is in its block: pages that it does not see leave it as it is. */
-#include "dev/cuda/attn/matrix.cuh"
 #include "dev/cuda/prompts/wide.cuh"
 
 #define THREADS 256
@@ -119,7 +118,7 @@ __device__ static inline void put_queries(const block_rows &b, const any_room &r
     for (int i = threadIdx.x / 32; i < ROWS; i += THREADS / 32)
         for (int d = threadIdx.x % 32; d < r.keys; d += 32) {
             const float x = i < b.n_q && d < dim ? query_of(b, i, dim)[d] * b.a->q_scale : 0;
-            r.q[i * r.q_row + d] = __ushort_as_half((unsigned short)half_bits(x));
+            r.q[i * r.q_row + d] = as_half(x);
         }
 }
 
