@@ -11,32 +11,39 @@
  * A q row goes through the same steps whatever else is in its block: pages that it does not see leave it as it is. */
 #include "dev/cuda/attn/any_pages.cuh"
 
-/* Queries as closed pages want them (conditioned, rotated), or as they are; columns of rows that are not there may be anything.  Uses
- * the first place. */
-template <class K> __device__ static void load_queries(const block_rows &b, const any_room<K> &r, any_rows<K> &st, bool coded)
+/* Queries, scaled: as halves, or as floats in the first place, [row][dims].  Columns of rows that are not there may be anything. */
+template <class K> __device__ static inline void bring_queries(const block_rows &b, const any_room<K> &r, bool halves)
+{
+    const int dims = r.q_row - 8, fours = dims / 4;
+    const float by = b.a->q_scale;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < b.n_q * fours; i += K::THREADS) {
+        const int row = i / fours, d = i % fours * 4;
+        const float4 x = *reinterpret_cast<const float4 *>(query_of(b, row, dims) + d);
+        const float4 y = make_float4(__fmul_rn(x.x, by), __fmul_rn(x.y, by), __fmul_rn(x.z, by), __fmul_rn(x.w, by));
+        if (halves)
+            *reinterpret_cast<uint2 *>(r.q + row * r.q_row + d) = make_uint2(two_halves(y.x, y.y), two_halves(y.z, y.w));
+        else
+            reinterpret_cast<float4 *>(r.places)[i] = y;
+    }
+}
+
+/* And then as codes want them: conditioned and rotated, by a warp each. */
+template <class K> __device__ static void turn_queries(const block_rows &b, const any_room<K> &r, any_rows<K> &st)
 {
     const tern_cuda_layer &l = b.a->l;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, before = l.latent ? l.v.dim : 0, dims = before + l.k.dim;
-    float *x = reinterpret_cast<float *>(r.places) + warp * dims;
+    const int lane = threadIdx.x % 32, before = l.latent ? l.v.dim : 0, dims = before + l.k.dim;
+    __syncthreads();
 #pragma unroll 1
     for (int n = 0; n < K::OWN; n++) {
-        const int row = warp + K::WARPS * n;
-        float shift = 0;
+        const int row = threadIdx.x / 32 + K::WARPS * n;
+        float *x = reinterpret_cast<float *>(r.places) + row * dims, shift = 0;
         if (row >= b.n_q)
             break;
-        for (int d = lane; d < dims; d += 32) {
-            float y = __fmul_rn(query_of(b, row, dims)[d], b.a->q_scale);
-            if (coded && b.cond) {
-                shift = __fmaf_rn(y, cuda_at<const float>(b.cond->mean)[d], shift);
-                y = __fmul_rn(y, cuda_at<const float>(b.cond->unscale)[d]);
-            }
-            if (coded)
-                x[d] = y;
-            else
-                r.q[row * r.q_row + d] = as_half(y);
+        for (int d = lane; b.cond && d < dims; d += 32) {
+            shift = __fmaf_rn(x[d], cuda_at<const float>(b.cond->mean)[d], shift);
+            x[d] = __fmul_rn(x[d], cuda_at<const float>(b.cond->unscale)[d]);
         }
-        if (!coded)
-            continue;
         for (int width = 16; width; width /= 2)
             shift = __fadd_rn(shift, __shfl_xor_sync(~0u, shift, width));
 #pragma unroll
@@ -49,7 +56,6 @@ template <class K> __device__ static void load_queries(const block_rows &b, cons
             rotate_row(l.v, x, false, lane);
         for (int d = lane; d < dims; d += 32)
             r.q[row * r.q_row + d] = as_half(x[d]);
-        __syncwarp();
     }
 }
 
@@ -82,7 +88,9 @@ template <class K, bool CODED, class PAGES>
 __device__ static inline void take_range(const block_rows &b, const any_room<K> &r, any_rows<K> &st, int begin, int end)
 {
     PAGES pages(b, r, begin, end);
-    load_queries<K>(b, r, st, CODED); /* all meet at the first page */
+    bring_queries<K>(b, r, !CODED); /* all meet at the first page */
+    if (CODED)
+        turn_queries<K>(b, r, st);
 #pragma unroll 1
     for (int page = begin; page < end; page++)
         take_page<K, CODED>(b, r, st, pages, page, page ? 0 : b.a->l.first, 64);
@@ -94,7 +102,7 @@ template <class K> __device__ static inline void take_raw(const block_rows &b, c
 {
     const tern_cuda_layer &l = b.a->l;
     const bool sink = l.first && b.own >= l.recent && oldest_seen(l, b.pos0) < l.first;
-    load_queries<K>(b, r, st, false);
+    bring_queries<K>(b, r, true);
 #pragma unroll 1
     for (int i = b.raw0 - sink; i <= b.own; i++) {
         const bool first = i < b.raw0;

@@ -131,7 +131,7 @@ struct tern_cuda_attn_args {
     int32_t n_blocks; /* blocks of a unit */
     int32_t row0;     /* the first decode row */
     int32_t n_units;
-    int32_t stages;        /* of a warp (attn/halves.cu), or pages of a block (attn/plain.cu) */
+    int32_t stages;        /* of a warp (attn/halves.cu), or pages or places of a block (attn/plain.cu, any.cu) */
     uint32_t one;          /* 1.0 in two halves, which no compiler may know */
     float q_scale, cap;    /* both in log2 units; cap 0: none */
     uint64_t q8, q8_bytes; /* decode rows of out as int8 too, q8_bytes apart; 0: not so */

@@ -38,7 +38,7 @@ __device__ static inline int turned_piece()
 /* As halves, whose largest magnitude is 65,504. */
 __device__ static inline __half as_half(float x)
 {
-    return __float2half_rn(x < 65504.0f ? x > -65504.0f ? x : -65504.0f : 65504.0f);
+    return __float2half_rn(fmaxf(fminf(x, 65504.0f), -65504.0f));
 }
 
 __device__ static inline uint32_t two_halves(float x, float y)

@@ -229,14 +229,20 @@ TERN_CUDA_KERNEL_BEGIN(attn_merge_any, tern_cuda_attn_args, 32 * WARPS, 1)
     }
     __syncthreads();
 #pragma unroll 1
-    for (int at = threadIdx.x; at < dim; at += 32 * WARPS) {
-        float sum = 0;
-#pragma unroll 8
-        for (int r = 0; r < n; r++) {
-            const float part = part_at(b, i, (first + r) % TERN_CUDA_RANGES)[at];
-            sum = w[r] != 0 ? fmaf(w[r], part, sum) : sum;
+    for (int at = 2 * threadIdx.x; at < dim; at += 2 * 32 * WARPS) {
+        float2 sum = make_float2(0, 0), part[16]; /* all on their way before any is waited for */
+#pragma unroll 1
+        for (int from = 0; from < n; from += 16) {
+#pragma unroll
+            for (int r = 0; r < 16; r++)
+                if (from + r < n)
+                    part[r] = *reinterpret_cast<const float2 *>(part_at(b, i, (first + from + r) % TERN_CUDA_RANGES) + at);
+#pragma unroll
+            for (int r = 0; r < 16; r++)
+                if (w[from + r] != 0) /* 0 where there is no range */
+                    sum = make_float2(fmaf(w[from + r], part[r].x, sum.x), fmaf(w[from + r], part[r].y, sum.y));
         }
-        x[at] = sum;
+        *reinterpret_cast<float2 *>(x + at) = sum;
     }
     __syncthreads();
     if (n && a.l.v.rotated && threadIdx.x < 32)

@@ -3,7 +3,6 @@
  * Many rows read a page, so it is decoded and turned back once, for all of them; attention (prompts/wide.cuh) then knows
  * one kind of pages.  First tokens, which are kept raw, stand in their page. */
 #include "dev/cuda/attn/decode.cuh"
-#include "dev/cuda/attn/matrix.cuh"
 #include "dev/cuda/prompts/expand.cuh"
 
 #define THREADS 256
@@ -31,12 +30,6 @@ template <int D> struct expand_page {
     const uint8_t *from;
     int page, head;
 };
-
-__device__ static inline uint32_t two(float x, float y)
-{
-    const __half2 h = __floats2half2_rn(fmaxf(fminf(x, 65504.0f), -65504.0f), fmaxf(fminf(y, 65504.0f), -65504.0f));
-    return *reinterpret_cast<const uint32_t *>(&h);
-}
 
 /* Page `slot` of the pass becomes the block's i-th. */
 template <int D> __device__ static void find_page(expand_room<D> &r, const tern_cuda_attn_args &a, int slot, int i)
@@ -77,7 +70,7 @@ __device__ static void read_side(__half *to, const tern_cuda_side &s, const uint
     if (s.form != TERN_CUDA_CODES) {
         for (int i = threadIdx.x; i < 64 * D; i += THREADS) {
             const int t = s.key ? i % 64 : i / D, d = s.key ? i / 64 : i % D;
-            to[s.key ? t * ROW + d : d * COL + t] = clamped(page_value(s, data, head, t, d));
+            to[s.key ? t * ROW + d : d * COL + t] = as_half(page_value(s, data, head, t, d));
         }
         return;
     }
@@ -178,7 +171,7 @@ __device__ static void turn_keys(uint32_t (&out)[D / 16][2][2], const expand_pag
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) { /* dim 8 i + g */
             const float *x = &c[i / 2][i % 2 * 2], by = p.r->key[8 * i + g], add = p.r->add[8 * i + g];
-            out[i / 2][i % 2][j] = two(__fmaf_rn(x[0], by, add), __fmaf_rn(x[1], by, add));
+            out[i / 2][i % 2][j] = two_halves(__fmaf_rn(x[0], by, add), __fmaf_rn(x[1], by, add));
         }
     }
 }
@@ -210,7 +203,7 @@ __device__ static void turn_values(uint32_t (&out)[D / 16][2][2], const expand_p
             const float2 by = *reinterpret_cast<const float2 *>(p.r->value + 16 * i + 8 * j + 2 * q);
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                out[i][j][n] = two(__fmul_rn(c[i][2 * n], by.x), __fmul_rn(c[i][2 * n + 1], by.y));
+                out[i][j][n] = two_halves(__fmul_rn(c[i][2 * n], by.x), __fmul_rn(c[i][2 * n + 1], by.y));
         }
     }
 }
@@ -224,8 +217,8 @@ template <int D> __device__ static void add_pairs(__half *keys, const expand_pag
     for (int i = 0; t < 64 && i < cond.n_pairs; i++) {
         const float2 add = pair_of_key(*p.l, cond, i, p.page, t);
         __half *a = keys + cond.pairs[i].a * expand_page<D>::COL + t, *b = keys + cond.pairs[i].b * expand_page<D>::COL + t;
-        *a = clamped(__fadd_rn(__half2float(*a), add.x));
-        *b = clamped(__fadd_rn(__half2float(*b), add.y));
+        *a = as_half(__fadd_rn(__half2float(*a), add.x));
+        *b = as_half(__fadd_rn(__half2float(*b), add.y));
     }
 }
 
@@ -236,8 +229,8 @@ __device__ static void put_first(__half *keys, __half *values, const expand_page
     const int n = p.l->first;
     for (int i = threadIdx.x; i < n * D; i += THREADS) {
         const int t = i / D, d = i % D;
-        keys[d * expand_page<D>::COL + t] = clamped(raw_value(p.l->k, sink, n, t, d));
-        values[t * expand_page<D>::ROW + d] = clamped(raw_value(p.l->v, sink + p.l->sink_v_off, n, t, d));
+        keys[d * expand_page<D>::COL + t] = as_half(raw_value(p.l->k, sink, n, t, d));
+        values[t * expand_page<D>::ROW + d] = as_half(raw_value(p.l->v, sink + p.l->sink_v_off, n, t, d));
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cuda_fp16.h>
 #include "dev/cuda/attn/cache.cuh"
+#include "dev/cuda/attn/matrix.cuh"
 
 struct expand_slot {
     const tern_cuda_job *job;
@@ -22,11 +23,6 @@ __device__ static inline expand_slot find_slot(const tern_cuda_attn_args &a, int
             return {j, first + slot};
         slot -= n;
     }
-}
-
-__device__ static inline __half clamped(float x)
-{
-    return __float2half_rn(fmaxf(fminf(x, 65504.0f), -65504.0f));
 }
 
 /* What pair i of the conditioning adds to a token's key on a page: to its dims a and b. */

@@ -46,9 +46,9 @@ __device__ static void put_token(__half *keys, const tern_cuda_layer &l, const f
     const int before = l.latent ? l.v.dim : 0, n_keys = TERN_CUDA_ANY_KEYS(&l), n_values = TERN_CUDA_ANY_VALUES(&l);
     __half *values = keys + n_keys * 64 + t * n_values;
     for (int d = lane; d < n_keys; d += 32)
-        keys[d * 64 + t] = clamped(d < before ? v[d] : d - before < l.k.dim ? k[d - before] : 0);
+        keys[d * 64 + t] = as_half(d < before ? v[d] : d - before < l.k.dim ? k[d - before] : 0);
     for (int d = lane; d < n_values; d += 32)
-        values[d] = clamped(d < l.v.dim ? v[d] : 0);
+        values[d] = as_half(d < l.v.dim ? v[d] : 0);
     __syncwarp();
 }
 
