@@ -9,17 +9,16 @@
 #include "dev/cuda/attn/decode.cuh"
 #include "dev/cuda/attn/matrix.cuh"
 
-/* A kernel: warps of a block, eight q rows NT times, blocks of 128 values.
- * A warp has 16 tokens and, of eight warps, half of the dims for the scores; then the softmax of OWN q rows, warp + WARPS n;
- * then TILES times 16 of each 128 dims. */
-#define S_ROW 68 /* floats, halves */
+#define S_ROW 68 /* scores of 64 tokens, and weights of them: lanes meet no bank twice */
 #define P_ROW 72
 
+/* A kernel: warps of a block, eight q rows T times, blocks of 128 values.  A warp has 16 tokens and, of eight warps, half of the
+ * dims for the scores; then the softmax of OWN q rows, warp + WARPS n; then TILES times 16 of each 128 dims. */
 template <int W, int T, int V> struct any_kind {
     static constexpr int WARPS = W, THREADS = 32 * W, NT = T, ROWS = 8 * T, OWN = ROWS / W, BLOCKS = V, TILES = 8 / W;
-    static constexpr int LINE = TERN_CUDA_ANY_LINE(W);
+    static constexpr int LINE = TERN_CUDA_ANY_LINE(W); /* bytes: both halves of the scores, then a block's weights each */
+    static_assert((W == 8 ? 2 : 1) * S_ROW * 4 <= LINE && V * P_ROW * 2 <= LINE, "");
 };
-
 
 /* Numbers of a page lie in a place, of latents values and then keys, else one side after the other.  By dim, they are rows of
  * 64 tokens, whose pieces change places (piece_at); by token, rows of all dims and 16 bytes more. */
@@ -45,7 +44,6 @@ template <class K> struct any_room {
         top = v_scale + v_blocks * 64;
         tab = reinterpret_cast<tables *>(top + 4);
         q = reinterpret_cast<__half *>(tab + 2);
-        static_assert(2 * 4 * S_ROW <= TERN_CUDA_ANY_LINE(8) && 4 * 2 * P_ROW <= TERN_CUDA_ANY_LINE(8) && 4 * S_ROW <= TERN_CUDA_ANY_LINE(4), "");
         static_assert(sizeof *tab == TERN_CUDA_ANY_TABLES, "the host makes room");
     }
 };
@@ -59,8 +57,8 @@ template <class K> struct any_rows {
 
 /* ---- operands ---- */
 
-/* Where a lane reads of a side's numbers, of 16 rows of a product: those from `first` on that they are of; they go on by 16
- * tokens or dims. */
+/* Where a lane reads the first 16 numbers of 16 rows of a product out of a side's numbers at `at`: rows are tokens, or dims, from
+ * `first` on. */
 template <bool BY_DIM> __device__ static inline uint32_t tokens_at(uint32_t at, int row, int first)
 {
     const int lane = threadIdx.x % 32;
