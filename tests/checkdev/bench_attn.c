@@ -2,7 +2,8 @@
  * decode steps of B sequences at a length, and prompts; a line per scheme, with the time that f16 takes divided by it.
  * Steps are given to the device `many` at a time and timed together; the smallest of several such times counts.
  *
- *   bench_attn [DEVICE [SEQUENCES POSITION ROWS [DIMS] [SCHEME..]]]    DIMS: 128 if there is none; latent */
+ *   bench_attn [DEVICE [SEQUENCES POSITION ROWS [DIMS] [SCHEME..]]]    DIMS: 128 if there is none; latent
+ *                                                                      SCHEME: of both sides, or KEYS:VALUES */
 #include <time.h>
 #include "attn_case.h"
 
@@ -64,11 +65,13 @@ static void bench(const char *device, struct tern_pool *pool, int n, int len, in
     printf("%d sequences, position %d, %d %s of each, %d dims%s\n", n, len, rows,
            rows > 1 ? "prompt rows" : "decode row", dims, dims ? "" : ": latents");
     for (int i = 0; i < n_schemes; i++) {
-        struct config cfg = {
-            .k = schemes[i], .v = schemes[i], .dk = dims, .dv = dims, .n_kv = 8, .group = 4, .first = 4};
+        char k[16];
+        const char *colon = strchr(schemes[i], ':'), *v = colon ? colon + 1 : schemes[i];
+        (void)snprintf(k, sizeof k, "%.*s", (int)(colon ? colon - schemes[i] : 15), schemes[i]);
+        struct config cfg = {.k = k, .v = v, .dk = dims, .dv = dims, .n_kv = 8, .group = 4, .first = 4};
         if (!dims)
             cfg = (struct config){
-                .k = "f16", .v = schemes[i], .dk = 64, .dv = 512, .n_kv = 1, .group = 16, .first = 4, .latent = true};
+                .k = "f16", .v = v, .dk = 64, .dv = 512, .n_kv = 1, .group = 16, .first = 4, .latent = true};
         const int chunk = 2048, n_layers = n < 4 && rows == 1 ? 10 : 1; /* more than a card's cache holds */
         struct layer l;
         struct worker w;

@@ -202,7 +202,7 @@ static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",    
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
 /* Two blocks of codes, with all that scores get besides; latents; sides of different sizes and schemes, and many q
- * rows. */
+ * rows; conditioned keys of another scheme than values. */
 static void check_large(const char *device, struct tern_pool *pool, struct config cfg, bool exact, double budget)
 {
     const struct config latents = {
@@ -212,6 +212,8 @@ static void check_large(const char *device, struct tern_pool *pool, struct confi
     check(device, pool, &latents, SEQS(large_lens), exact, budget);
     const struct config sides = {.k = cfg.k, .v = "l3", .dk = 80, .dv = 160, .n_kv = 1, .group = 9, .first = 4};
     check(device, pool, &sides, SEQS(large_lens), exact, budget);
+    cfg.v = "l4", cfg.dk = cfg.dv = 128, cfg.softcap = 0;
+    check(device, pool, &cfg, SEQS(large_lens), exact, budget);
 }
 
 static const int dims[] = {64, 128, 256, 512, 80, 96, 112, 16, 192, 320, 448, 144 * 2};
