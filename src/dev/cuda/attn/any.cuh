@@ -127,21 +127,22 @@ template <class K, bool CODED, bool BY_DIM>
 __device__ static inline void score_side(float s[K::NT][4], uint32_t at, const __half *q, int q_row, int dim, const float *scale,
                                          const float *times)
 {
-    const int first = threadIdx.x / 32 % 4 * 16, token = first + threadIdx.x % 32 / 4;
-    at = tokens_at<BY_DIM>(at, TERN_CUDA_ANY_ROW(dim), first);
-    if (!CODED) {
+    const int first = threadIdx.x / 32 % 4 * 16;
+    at = tokens_at<BY_DIM>(at, TERN_CUDA_ANY_TOKEN(dim), first);
+    if constexpr (!CODED) {
         add_scores<K, BY_DIM>(s, at, q, q_row, dim);
-        return;
-    }
+    } else {
 #pragma unroll 1
-    for (int d = 0; d < dim; d += 128) {
-        float c[K::NT][4] = {};
-        const float all = times ? times[d / 128] : 1;
-        const float by[2] = {__fmul_rn(scale[d / 2 + token], all), __fmul_rn(scale[d / 2 + token + 8], all)};
-        add_scores<K, BY_DIM>(c, at + d * (BY_DIM ? 128 : 2), q + d, q_row, min(dim - d, 128));
+        for (int d = 0; d < dim; d += 128) {
+            const int token = first + threadIdx.x % 32 / 4;
+            float c[K::NT][4] = {};
+            const float all = times ? times[d / 128] : 1;
+            const float by[2] = {__fmul_rn(scale[d / 2 + token], all), __fmul_rn(scale[d / 2 + token + 8], all)};
+            add_scores<K, BY_DIM>(c, at + d * (BY_DIM ? 128 : 2), q + d, q_row, min(dim - d, 128));
 #pragma unroll
-        for (int i = 0; i < 4 * K::NT; i++)
-            s[i / 4][i % 4] = __fmaf_rn(c[i / 4][i % 4], by[i / 2 % 2], s[i / 4][i % 4]);
+            for (int i = 0; i < 4 * K::NT; i++)
+                s[i / 4][i % 4] = __fmaf_rn(c[i / 4][i % 4], by[i / 2 % 2], s[i / 4][i % 4]);
+        }
     }
 }
 
@@ -247,7 +248,7 @@ __device__ static inline void add_values(const block_rows &b, const any_room<K> 
             o = __fmul_rn(o, i % 2 ? shrink.y : shrink.x);
         }
     }
-    const int row = TERN_CUDA_ANY_ROW(dim);
+    const int row = TERN_CUDA_ANY_TOKEN(dim);
     const __half *weights = reinterpret_cast<const __half *>(r.lines);
     at = dims_at<CODED>(at, row, 16 * warp);
 #pragma unroll

@@ -167,7 +167,7 @@ __device__ static inline void decode_sets(uint8_t *to, const tables &all, const 
 {
     const codes_of codes = {dim, BITS, TRELLIS};
     const tables tab = all;
-    const int row = TERN_CUDA_ANY_ROW(dim), sets = KEY ? dims / 32 * 32 : dims;
+    const int row = TERN_CUDA_ANY_TOKEN(dim), sets = KEY ? dims / 32 * 32 : dims;
 #pragma unroll 1
     for (int i = threadIdx.x; i < 2 * sets; i += K::THREADS) {
         uint32_t x[16];
@@ -202,7 +202,7 @@ template <bool KEY> __device__ static inline int dims_in_sets(const tern_cuda_si
 template <class K, bool KEY, int FORM>
 __device__ static inline void decode_each(uint8_t *to, const tern_cuda_side &s, const uint8_t *data, const uint16_t *head, int first)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = TERN_CUDA_ANY_ROW(s.dim), dims = s.dim - first;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = TERN_CUDA_ANY_TOKEN(s.dim), dims = s.dim - first;
     for (int line = warp; line < (KEY ? dims : 64); line += K::WARPS)
 #pragma unroll 2
         for (int i = lane; i < (KEY ? 64 : dims); i += 32) {
@@ -361,7 +361,7 @@ template <class K> struct raw_numbers {
             bring(shared_at(to), s, key);
             return;
         }
-        const int row = TERN_CUDA_ANY_ROW(s.dim), width = key ? hi : s.dim;
+        const int row = TERN_CUDA_ANY_TOKEN(s.dim), width = key ? hi : s.dim;
 #pragma unroll 4
         for (int i = threadIdx.x; i < hi * s.dim; i += K::THREADS) {
             const int line = i / width, t = key ? i % width : line, d = key ? line : i % width;

@@ -40,6 +40,15 @@ __device__ static inline range_weights weigh_ranges(const block_rows &b, int i, 
     return o;
 }
 
+/* Ranges that q row i sees: how many, and the number of the first. */
+__device__ static inline int ranges_seen(const block_rows &b, int i, int &first)
+{
+    const tern_cuda_layer &l = b.a->l;
+    const int log2_pages = range_shift(tern_cuda_range_pages(&l, b.pos0)), page0 = oldest_seen(l, row_pos(b, i)) / 64;
+    first = page0 >> log2_pages;
+    return page0 < b.raw0 ? (b.raw0 - 1 >> log2_pages) - first + 1 : 0;
+}
+
 /* What the mean of conditioned keys adds to the scores of q row i: who has made its columns has left it there. */
 template <int D> __device__ static inline float shift_of(const block_rows &b, int i, int lane)
 {
@@ -86,9 +95,8 @@ __device__ static inline void merge_row(const block_rows &b, int i, const float 
     const tern_cuda_attn_args &a = *b.a;
     const tern_cuda_layer &l = a.l;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = lane * N;
-    const int log2_pages = range_shift(tern_cuda_range_pages(&l, b.pos0)), page0 = oldest_seen(l, row_pos(b, i)) / 64;
-    const int first = page0 >> log2_pages, n = page0 < b.raw0 ? (b.raw0 - 1 >> log2_pages) - first + 1 : 0,
-              there = real ? n : 0;
+    int first;
+    const int n = ranges_seen(b, i, first), there = real ? n : 0;
     const float *raw = part_at(b, i, TERN_CUDA_RANGES);
     float raw_o[N] = {}, raw_m = 0, raw_l = 1, x[N] = {}, shift = 0;
     if (warp == 0 && real) {
@@ -218,8 +226,8 @@ TERN_CUDA_KERNEL_BEGIN(attn_merge_any, tern_cuda_attn_args, 32 * WARPS, 1)
     cuda_wait();
     if (!find_rows(b, a, blockIdx.x, blockIdx.y) || i >= b.n_q)
         return;
-    const int log2_pages = range_shift(tern_cuda_range_pages(&a.l, b.pos0)), page0 = oldest_seen(a.l, row_pos(b, i)) / 64;
-    const int first = page0 >> log2_pages, n = page0 < b.raw0 ? (b.raw0 - 1 >> log2_pages) - first + 1 : 0;
+    int first;
+    const int n = ranges_seen(b, i, first);
     const float *raw = part_at(b, i, TERN_CUDA_RANGES);
     const range_weights by = weigh_ranges(b, i, first, n, lane);
     const float shift = n && b.cond && a.cap <= 0 ? any_shift(b, i, lane) : 0;

@@ -25,8 +25,8 @@
 /* Decode rows of any heads (attn/any.cu): shared bytes of a token's halves, of a side's, of the place where a page's
  * numbers lie, of a q row's scores and then weights (of four warps, and of eight: lanes meet no bank twice), of a
  * side's tables, and of what a block of so many q rows has beside places and pages. */
-#define TERN_CUDA_ANY_ROW(dim)  (2 * ((uint32_t)(dim) + 8))
-#define TERN_CUDA_ANY_SIDE(dim) (64 * TERN_CUDA_ANY_ROW(dim))
+#define TERN_CUDA_ANY_TOKEN(dim) (2 * ((uint32_t)(dim) + 8))
+#define TERN_CUDA_ANY_SIDE(dim)  (64 * TERN_CUDA_ANY_TOKEN(dim))
 #define TERN_CUDA_ANY_PLACE(l)                                                                   \
     ((l)->latent               ? TERN_CUDA_ANY_SIDE((l)->k.dim) + TERN_CUDA_ANY_SIDE((l)->v.dim) \
      : (l)->k.dim > (l)->v.dim ? TERN_CUDA_ANY_SIDE((l)->k.dim)                                  \
