@@ -126,10 +126,11 @@ struct tern_dev_ops {
     /* host[n][k] = rows [row, row + n) of a matrix of the stack as they are multiplied by, after sync. */
     void (*weight_out)(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row, int n);
 
-    /* Of devices made of others: what follows, weights that are planned or operations of a step, is of this layer; -1:
-     * of none, as at first and after begin.  With a cut, of activations only rows [0, n_rows) of x go where the layer
-     * is. NULL elsewhere. */
+    /* Of devices made of others; NULL elsewhere.  What follows, weights that are planned or operations of a step, is of
+     * this layer; -1: of none, as at first and after begin.  With a cut only rows [0, n_rows) of x go where it is. */
     void (*layer)(struct tern_dev *d, int layer, struct tern_dev_rows x, int n_rows);
+    /* Likewise: how operations use weights that are planned from here on; OUTPUTS at first. */
+    void (*use)(struct tern_dev *d, enum tern_dev_use use);
 
     /* Devices of one kind that compute one model together (parallel/).  NULL: they cannot reach each other.
      * start: what is queued begins, whatever it waits for.
@@ -194,6 +195,12 @@ struct tern_dev_ops {
      * are read once, for all rows that chose it, each in the class of its role; weights of others are not touched. */
     void (*experts)(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
                     struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
+    /* Its halves, NULL where a device is made of others.  up: between[pair] = act(gate x) * up x, a pair being a row
+     * and one of its experts, in an order that follows from ids alone, prompt rows' first; down: y from between. */
+    void (*experts_up)(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows between,
+                       struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec w, int n_rows, int n_wide);
+    void (*experts_down)(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y,
+                         struct tern_dev_rows from, struct tern_dev_vec ids, struct tern_dev_vec w, int n, int n_wide);
     /* One layer's recurrence over the rows of all jobs, in f32 for both roles, on the states of their sequences. */
     void (*delta)(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                   int n_rows);
@@ -226,8 +233,6 @@ struct tern_dev_ops {
     void (*best)(struct tern_dev *d, const struct tern_best *b, int n_rows);
 };
 
-/* ---- devices ----------------------------------------------------------------------------------------------------- */
-
 /* Opens the device of a name (dev/find.h); closes it, NULL is legal. */
 int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *pool, tern_error *err);
 void tern_dev_close(struct tern_dev *d);
@@ -241,10 +246,5 @@ int tern_dev_stages(const struct tern_dev_limits *l, int *set, size_t *bytes);
 int tern_dev_rows_new(struct tern_dev *d, struct tern_dev_rows *out, int n_rows, int width, tern_error *err);
 /* host[row][width] of rows [row0, row0 + n) of x, densely, after sync. */
 void tern_dev_rows_out(struct tern_dev *d, float *host, struct tern_dev_rows x, int row0, int n);
-
-/* For devices that keep weights as the panels of kernel/pack.h: weight_plan but for the form, and weight_about. */
-int tern_dev_panels_plan(struct tern_packed *out, const struct tern_weight_source *s, int64_t n, int64_t k, int stack,
-                         tern_error *err);
-void tern_dev_panels_about(const struct tern_packed *m, struct tern_dev_about *out);
 
 #endif

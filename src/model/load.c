@@ -71,8 +71,18 @@ static bool same_form(const struct tern_dev_ops *ops, const struct tern_dev_weig
            memcmp(x.table, y.table, sizeof x.table) == 0;
 }
 
+/* How operations use what a rule names. */
+static enum tern_dev_use use_of(const struct tern_tensor_rule *r)
+{
+    return r->stacked == TERN_PER_EXPERT                                 ? TERN_DEV_EXPERTS
+           : r->stacked == TERN_PER_HEAD || r->stacked == TERN_PER_GROUP ? TERN_DEV_HEADS
+           : r->whole                                                    ? TERN_DEV_WHOLE
+                                                                         : TERN_DEV_OUTPUTS;
+}
+
 /* Memory for the n rows of k that a place's slot gets. */
-static int place_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, tern_error *err)
+static int place_bytes(const struct loader *ld, struct tern_weight_place *p, int64_t k, enum tern_dev_use use,
+                       tern_error *err)
 {
     if (p->vector) {
         p->bytes = tern_round_up((size_t)p->n * sizeof(float), TERN_ALIGN);
@@ -81,7 +91,11 @@ static int place_bytes(const struct loader *ld, struct tern_weight_place *p, int
     tern_error e = {0};
     const struct tern_dev_ops *ops = ld->dev->ops;
     struct tern_dev_weight w;
-    int rc = ops->weight_plan(ld->dev, &w, &p->src, p->n, k, p->matrices, &e);
+    struct tern_weight_source one = p->src;
+    one.factor_rows = 0; /* as matrix_source has it */
+    if (ops->use)
+        ops->use(ld->dev, use);
+    int rc = ops->weight_plan(ld->dev, &w, &one, p->n, k, p->matrices, &e);
     if (rc < 0)
         return tern_err_set(err, rc, "%s: tensor \"%s\": %s", tern_file_path(ld->f), p->t->source, e.msg);
     p->bytes = ops->weight_bytes(&w) / (size_t)p->matrices * (size_t)p->stack;
@@ -172,6 +186,7 @@ struct found {
     int64_t rows, k;             /* of one matrix */
     int stack, matrix, matrices; /* as in struct tern_weight_place */
     bool vector, flat, merged;
+    enum tern_dev_use use;
     int ids; /* how many experts there are, where they are what it names; 0: numbers */
 };
 
@@ -214,7 +229,7 @@ static int place_rows(struct loader *ld, const struct found *o, struct tern_weig
     p->src = whole;
     if (!o->ids && (rc = tern_weight_rows(&p->src, &whole, row0, o->k, &e)) < 0)
         TERN_FAIL(err, rc, "%s: %s", tern_file_path(ld->f), e.msg);
-    TERN_TRY(place_bytes(ld, p, o->k, err));
+    TERN_TRY(place_bytes(ld, p, o->k, o->use, err));
     if (!tern_add(ld->total, p->bytes, &ld->total))
         TERN_FAIL(err, TERN_ENOMEM, "%s: the weights do not fit in memory", tern_file_path(ld->f));
     ld->net->n_params += n * o->k * o->stack;
@@ -249,6 +264,7 @@ static int place_tensor(struct loader *ld, struct found *o, const struct tern_te
     for (int i = 0; i < n_rules; i++) {
         int64_t n = r[i].n(d, l);
         slots[r[i].slot].stacked = r->stacked;
+        o->use = use_of(&r[i]);
         TERN_TRY(place_rows(ld, o, &slots[r[i].slot], row0, n, err));
         row0 += n;
     }
@@ -355,6 +371,8 @@ static int matrix_source(const void *user, int i, struct tern_weight_source *out
         *out = matrix_at(p, i);
     else
         rc = tern_weight_rows(out, &p->src, apart ? 0 : (int64_t)i * p->stack_rows, p->dst->mat.k, err);
+    if (rc == 0)
+        out->factor_rows = 0; /* they are those of one matrix */
     if (p->stack > 1) {
         (void)snprintf(name, TERN_DEV_NAME, "%s[%d]", p->t->source, i);
         out->name = name;

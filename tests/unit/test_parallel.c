@@ -1,6 +1,6 @@
 /* Models that several devices compute together (dev/parallel): every bit must be that of one of them alone, however
  * many they are; and what is kept of a sequence is what one of them would keep.  All of them are the CPU, or as many
- * cards as there are: test_parallel cuda, and with `quick` two models with one plan. */
+ * cards as there are: test_parallel cuda, and with `quick` three models with one plan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,9 +15,11 @@
 
 enum { PROMPT = 150, MORE = 70, RUNS = 5 };
 
-static const char *const models[] = {"tiny/llama-tied.gguf",     "tiny/llama-untied.gguf",   "tiny/gemma3-w8.gguf",
-                                     "tiny/gemma2.gguf",         "tiny/gemma4-small.gguf",   "tiny/qwen2.gguf",
-                                     "tiny/qwen35.gguf",         "tiny/mixtral-q5_0.gguf",   "tiny/deepseek2-lite.gguf",
+/* Those that `quick` takes come first. */
+static const char *const models[] = {"tiny/mixtral-q5_0.gguf",   "tiny/deepseek2-lite.gguf", "tiny/deepseek4-grid.gguf",
+                                     "tiny/llama-untied.gguf",   "tiny/llama-tied.gguf",     "tiny/gemma3-w8.gguf",
+                                     "tiny/qwen35.gguf",         "tiny/gemma2.gguf",         "tiny/gemma4-small.gguf",
+                                     "tiny/qwen2.gguf",          "tiny/deepseek2-q4_0.gguf", "tiny/deepseek4.gguf",
                                      "tiny/phi3-window.gguf",    "tiny/llama4-experts.gguf", "tiny/llama-h80-q8_0.gguf",
                                      "tiny/llama-b32-q4_1.gguf", "tiny/llama-k256-q6_k.gguf"};
 enum { MOST_MODELS = sizeof models / sizeof *models };
@@ -110,6 +112,12 @@ static void session(char out[128], int model, int plan)
     (void)snprintf(out, 128, "%s/%d-%d", folder, model, plan);
 }
 
+/* Rows of several tokens are kept for good. */
+static bool refused(int model, int plan)
+{
+    return strstr(models[model], "deepseek4") && strstr(plans[plan], "max=");
+}
+
 /* One device alone, before there is another. */
 static int alone(void **state)
 {
@@ -124,7 +132,7 @@ static int alone(void **state)
         open_model(&m, i, "off");
         for (int p = 0; p < n_plans; p++) {
             session(path, i, p);
-            expected[i][p] = run(m, plans[p], path, path);
+            expected[i][p] = refused(i, p) ? NULL : run(m, plans[p], path, path);
         }
         tern_model_close(&m);
     }
@@ -167,6 +175,8 @@ static void check(int model, int devices, const char *packed)
     const size_t bytes = (RUNS + 1) * (size_t)tern_model_get_info(m)->n_vocab * sizeof(float);
     (void)snprintf(own, sizeof own, "%s/own", folder);
     for (int p = 0; p < n_plans; p++) {
+        if (refused(model, p))
+            continue;
         session(alone_file, model, p);
         float *x = run(m, plans[p], own, alone_file);
         if (memcmp(x, expected[model][p], bytes) != 0)
@@ -242,22 +252,6 @@ static void test_packed_file(void **state)
     }
 }
 
-/* What has operations that are not divided is refused by a sentence. */
-static void test_refused(void **state)
-{
-    char path[512];
-    tern_model *m;
-    const struct tern_dev_ops *two = together(2);
-    (void)state;
-    if (!two)
-        skip();
-    tern_dev_add_first(two);
-    (void)snprintf(path, sizeof path, "%s/%s", TERN_TEST_DATA, "tiny/deepseek4.gguf");
-    assert_int_equal(tern_model_open(&m, path, NULL, err), TERN_EUNSUPPORTED);
-    assert_null(m);
-    assert_non_null(strstr(err->msg, "does not compute"));
-}
-
 int main(int argc, char **argv)
 {
     kind = argc > 1 ? argv[1] : kind;
@@ -267,12 +261,11 @@ int main(int argc, char **argv)
     n_plans = 2;
 #endif
     if (argc > 2 && strcmp(argv[2], "quick") == 0) {
-        n_models = 2;
+        n_models = 3;
         n_plans = 1;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_refused),
         cmocka_unit_test(test_packed_file),
     };
     return cmocka_run_group_tests(tests, alone, clear);

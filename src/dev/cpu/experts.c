@@ -142,11 +142,11 @@ struct tern_expert_group {
 struct expert_work {
     struct tern_cpu *d;
     const struct tern_experts *e;
-    const struct tern_packed *gate, *up, *down;
+    const struct tern_packed *gate, *up, *down; /* those of the half in hand */
     int n_experts;
-    float *y;
+    float *y, *between; /* between: [pairs][...] what is between the halves */
     const float *x, *weights;
-    size_t y_stride, x_stride;
+    size_t y_stride, x_stride, b_stride;
     size_t s_embd, s_ff; /* strides of the scratch */
     int n_pairs, n_wide; /* pairs; those of prompt rows */
     int n_groups;
@@ -241,7 +241,7 @@ static void gather_pair(const void *args, int pair)
 static void quantize_pair(const void *args, int narrow)
 {
     const struct expert_work *w = args;
-    tern_cpu_quantize(w->d, &w->d->experts.q8, narrow, w->d->experts.gate + (size_t)(w->n_wide + narrow) * w->s_ff,
+    tern_cpu_quantize(w->d, &w->d->experts.q8, narrow, w->between + (size_t)(w->n_wide + narrow) * w->b_stride,
                       w->down->k);
 }
 
@@ -311,12 +311,12 @@ static void glu_task(void *ctx, int task, int worker)
     const struct tern_expert_scratch *s = &w->d->experts;
     int p0, p1;
     const struct tern_expert_group *g = find_task(w, task, &p0, &p1);
-    group_product(w, g, w->gate, s->gate, w->s_ff, s->x, w->s_embd, p0, p1, worker);
+    group_product(w, g, w->gate, w->between, w->b_stride, s->x, w->s_embd, p0, p1, worker);
     group_product(w, g, w->up, s->up, w->s_ff, s->x, w->s_embd, p0, p1, worker);
     int col0 = p0 * TERN_PANEL, col1 = p1 * TERN_PANEL < w->gate->n ? p1 * TERN_PANEL : w->gate->n;
     for (int c = 0; c < 2; c++)
         for (int pair = g->pair[c]; pair < g->pair[c] + g->n[c]; pair++) {
-            float *gate = s->gate + (size_t)pair * w->s_ff + col0;
+            float *gate = w->between + (size_t)pair * w->b_stride + col0;
             float *up = s->up + (size_t)pair * w->s_ff + col0;
             if (w->e->clamp > 0)
                 tern_cpu_clamp_row(gate, up, col1 - col0, w->e->clamp);
@@ -330,7 +330,7 @@ static void down_task(void *ctx, int task, int worker)
     const struct tern_expert_scratch *s = &w->d->experts;
     int p0, p1;
     const struct tern_expert_group *g = find_task(w, task, &p0, &p1);
-    group_product(w, g, w->down, s->x, w->s_embd, s->gate, w->s_ff, p0, p1, worker);
+    group_product(w, g, w->down, s->x, w->s_embd, w->between, w->b_stride, p0, p1, worker);
 }
 
 /* A row's answers, weighed unless that is done, added up in ascending order of its experts. */
@@ -352,34 +352,74 @@ static void sum_row(const void *args, int row)
     }
 }
 
+/* Of rows that have chosen: pairs in order. */
+static struct expert_work work_of(struct tern_cpu *d, const struct tern_experts *e, struct tern_dev_vec ids,
+                                  struct tern_dev_vec weights, int n_experts, int n_rows, int n_wide)
+{
+    struct expert_work w = {.d = d,
+                            .e = e,
+                            .n_experts = n_experts,
+                            .weights = tern_cpu_vec(weights),
+                            .s_embd = tern_round_up((size_t)d->limits.max_expert_embd, 64),
+                            .s_ff = tern_round_up((size_t)d->limits.max_expert_ff, 64),
+                            .n_pairs = n_rows * e->n_active,
+                            .n_wide = n_wide * e->n_active};
+    TERN_ASSERT(n_rows <= d->limits.max_rows && n_rows - n_wide <= d->limits.max_narrow);
+    sort_pairs(&w, (const int32_t *)(const void *)tern_cpu_vec(ids));
+    return w;
+}
+
+static void run_up(struct expert_work *w, struct tern_dev_rows x)
+{
+    w->gate = &w->e->gate->form->m;
+    w->up = &w->e->up->form->m;
+    w->x = tern_cpu_f32(x);
+    w->x_stride = x.stride;
+    tern_cpu_each_row(w->d, gather_pair, w, w->n_pairs, w->gate->k);
+    pack(w, w->d->experts.x, w->s_embd, w->gate->k);
+    run_tasks(w, w->gate, glu_task);
+}
+
+static void run_down(struct expert_work *w, struct tern_dev_rows y, int n_rows)
+{
+    w->down = &w->e->down->form->m;
+    w->y = tern_cpu_f32(y);
+    w->y_stride = y.stride;
+    if (tern_codes_integer(w->down->codes))
+        tern_cpu_each_row(w->d, quantize_pair, w, w->n_pairs - w->n_wide, w->down->k);
+    pack(w, w->between, w->b_stride, w->down->k);
+    run_tasks(w, w->down, down_task);
+    tern_cpu_each_row(w->d, sum_row, w, n_rows, w->e->n_active * w->down->n);
+}
+
 void tern_cpu_experts(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows y,
                       struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows,
                       int n_wide)
 {
     struct tern_cpu *d = tern_cpu_of(dev);
-    struct expert_work w = {.d = d,
-                            .e = e,
-                            .gate = &e->gate->form->m,
-                            .up = &e->up->form->m,
-                            .down = &e->down->form->m,
-                            .n_experts = e->gate->stack,
-                            .y = tern_cpu_f32(y),
-                            .x = tern_cpu_f32(x),
-                            .weights = tern_cpu_vec(weights),
-                            .y_stride = y.stride,
-                            .x_stride = x.stride};
-    w.s_embd = tern_round_up((size_t)d->limits.max_expert_embd, 64);
-    w.s_ff = tern_round_up((size_t)d->limits.max_expert_ff, 64);
-    w.n_pairs = n_rows * e->n_active;
-    w.n_wide = n_wide * e->n_active;
-    TERN_ASSERT(n_rows <= d->limits.max_rows && n_rows - n_wide <= d->limits.max_narrow);
-    sort_pairs(&w, (const int32_t *)(const void *)tern_cpu_vec(ids));
-    tern_cpu_each_row(d, gather_pair, &w, w.n_pairs, w.gate->k);
-    pack(&w, d->experts.x, w.s_embd, w.gate->k);
-    run_tasks(&w, w.gate, glu_task);
-    if (tern_codes_integer(w.down->codes))
-        tern_cpu_each_row(d, quantize_pair, &w, w.n_pairs - w.n_wide, w.down->k);
-    pack(&w, d->experts.gate, w.s_ff, w.down->k);
-    run_tasks(&w, w.down, down_task);
-    tern_cpu_each_row(d, sum_row, &w, n_rows, e->n_active * w.down->n);
+    struct expert_work w = work_of(d, e, ids, weights, e->gate->stack, n_rows, n_wide);
+    w.between = d->experts.gate;
+    w.b_stride = w.s_ff;
+    run_up(&w, x);
+    run_down(&w, y, n_rows);
+}
+
+void tern_cpu_experts_up(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows between,
+                         struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows,
+                         int n_wide)
+{
+    struct expert_work w = work_of(tern_cpu_of(dev), e, ids, weights, e->gate->stack, n_rows, n_wide);
+    w.between = tern_cpu_f32(between);
+    w.b_stride = between.stride;
+    run_up(&w, x);
+}
+
+void tern_cpu_experts_down(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows y,
+                           struct tern_dev_rows between, struct tern_dev_vec ids, struct tern_dev_vec weights,
+                           int n_rows, int n_wide)
+{
+    struct expert_work w = work_of(tern_cpu_of(dev), e, ids, weights, e->down->stack, n_rows, n_wide);
+    w.between = tern_cpu_f32(between);
+    w.b_stride = between.stride;
+    run_down(&w, y, n_rows);
 }

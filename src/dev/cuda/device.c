@@ -291,10 +291,11 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
     .heads = tern_cuda_heads, .copy_heads = tern_cuda_copy_heads, .append = tern_cuda_append,                         \
     .attention = tern_cuda_attention, .recode = tern_cuda_recode, .glu = tern_cuda_glu, .softcap = tern_cuda_softcap, \
     .gate = tern_cuda_gate, .stack = tern_cuda_stack, .route = tern_cuda_route, .experts = tern_cuda_experts,         \
-    .delta = tern_cuda_delta, .clamp = tern_cuda_clamp, .grid = tern_cuda_grid, .compress = tern_cuda_compress,       \
-    .choose = tern_cuda_choose, .sparse = tern_cuda_sparse, .hyper_read = tern_cuda_hyper_read,                       \
-    .hyper_write = tern_cuda_hyper_write, .pick = tern_cuda_pick, .best = tern_cuda_best, .start = tern_cuda_start,   \
-    .join = tern_cuda_join, .gather = tern_cuda_gather_rows
+    .experts_up = tern_cuda_experts_up, .experts_down = tern_cuda_experts_down, .delta = tern_cuda_delta,             \
+    .clamp = tern_cuda_clamp, .grid = tern_cuda_grid, .compress = tern_cuda_compress, .choose = tern_cuda_choose,     \
+    .sparse = tern_cuda_sparse, .hyper_read = tern_cuda_hyper_read, .hyper_write = tern_cuda_hyper_write,             \
+    .pick = tern_cuda_pick, .best = tern_cuda_best, .start = tern_cuda_start, .join = tern_cuda_join,                 \
+    .gather = tern_cuda_gather_rows
 
 OPS(, tern_dev_cuda, 0, "cuda")
 OPS(static, card_1, 1, "cuda:1")

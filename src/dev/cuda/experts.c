@@ -73,16 +73,16 @@ struct work {
     struct tern_cuda *d;
     const struct tern_experts *e;
     struct places p;
-    tern_cu_address x, ids, weights; /* of these rows */
-    size_t x_stride;
+    tern_cu_address ids, weights, x, y, between; /* of these rows; between: [pairs][...] what is between the halves */
+    size_t x_stride, y_stride, b_stride;
     int n_rows, n_pairs;
 };
 
 static void clamp(const struct work *w)
 {
     const int n = w->e->gate->n;
-    const struct tern_cuda_clamp_args a = {.gate = w->p.gate,
-                                           .gate_stride = w->p.s_ff,
+    const struct tern_cuda_clamp_args a = {.gate = w->between,
+                                           .gate_stride = w->b_stride,
                                            .up = w->p.up,
                                            .up_stride = w->p.s_ff,
                                            .n = n,
@@ -94,10 +94,10 @@ static void clamp(const struct work *w)
 static void activate(const struct work *w, tern_cu_address q8, size_t row_bytes)
 {
     const int n = w->e->gate->n;
-    const struct tern_cuda_elementwise a = {.y = w->p.gate,
-                                            .y_stride = w->p.s_ff,
-                                            .a = w->p.gate,
-                                            .a_stride = w->p.s_ff,
+    const struct tern_cuda_elementwise a = {.y = w->between,
+                                            .y_stride = w->b_stride,
+                                            .a = w->between,
+                                            .a_stride = w->b_stride,
                                             .b = w->p.up,
                                             .b_stride = w->p.s_ff,
                                             .q8 = q8,
@@ -126,11 +126,11 @@ static void gather(const struct work *w, bool sorted)
                      sizeof a);
 }
 
-static void sum(const struct work *w, tern_cu_address y, size_t y_stride, bool sorted)
+static void sum(const struct work *w, bool sorted)
 {
     const int n = w->e->down->n;
-    const struct tern_cuda_sum a = {.y = y,
-                                    .y_stride = y_stride,
+    const struct tern_cuda_sum a = {.y = w->y,
+                                    .y_stride = w->y_stride,
                                     .answers = w->p.x,
                                     .stride = w->p.s_embd,
                                     .at = sorted ? w->p.at : 0,
@@ -146,7 +146,8 @@ static bool integer(const struct tern_dev_weight *w)
     return tern_codes_integer(w->form->m.codes);
 }
 
-/* The product of all pairs with their experts' matrices, and where there are others, with these into y2. */
+/* The product of all pairs with their experts' matrices, and where there are others, with these into y2, which is
+ * scratch between the halves. */
 static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
                    const struct tern_dev_weight *m2, tern_cu_address y2, tern_cu_address x, size_t x_stride,
                    int per_row)
@@ -162,15 +163,16 @@ static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_c
                                  .per_row = per_row};
     a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m, 0), .y = y, .y_stride = y_stride};
     if (m2)
-        a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m2, 0), .y = y2, .y_stride = y_stride};
+        a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m2, 0), .y = y2, .y_stride = w->p.s_ff};
     tern_cuda_narrow(w->d, &a, 1);
 }
 
-static void decode_rows(const struct work *w)
+/* q8: where int8 of what comes between goes; 0: nowhere. */
+static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes)
 {
     const struct tern_experts *e = w->e;
     const struct places *p = &w->p;
-    const int k = e->gate->k, ff = e->down->k;
+    const int k = e->gate->k;
     tern_cu_address x = w->x;
     size_t stride = w->x_stride;
     int per_row = e->n_active, n_in = w->n_rows;
@@ -185,11 +187,17 @@ static void decode_rows(const struct work *w)
     if (integer(e->gate) || integer(e->up))
         tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0, 1);
     const bool together = e->gate->n == e->up->n && tern_cuda_alike(&e->gate->form->m, &e->up->form->m);
-    narrow(w, e->gate, p->gate, p->s_ff, together ? e->up : NULL, p->up, x, stride, per_row);
+    narrow(w, e->gate, w->between, w->b_stride, together ? e->up : NULL, p->up, x, stride, per_row);
     if (!together)
         narrow(w, e->up, p->up, p->s_ff, NULL, 0, x, stride, per_row);
-    activate(w, integer(e->down) ? w->d->q8 : 0, tern_cuda_q8_bytes(ff));
-    narrow(w, e->down, p->x, p->s_embd, NULL, 0, p->gate, p->s_ff, 1);
+    activate(w, q8, row_bytes);
+}
+
+/* The scratch for int8 holds what came between, where it is wanted. */
+static void decode_down(const struct work *w)
+{
+    narrow(w, w->e->down, w->p.x, w->p.s_embd, NULL, 0, w->between, w->b_stride, 1);
+    sum(w, false);
 }
 
 /* Pairs as 16-bit floats: rows of `x`, or those of row_of. */
@@ -252,57 +260,131 @@ static void wide(const struct work *w, const struct tern_dev_weight *m, tern_cu_
     }
 }
 
-static void prompt_rows(const struct work *w)
+static void sort(const struct work *w, int n_experts)
+{
+    const struct tern_cuda_sort s = {.ids = w->ids,
+                                     .row_of = w->p.row_of,
+                                     .at = w->p.at,
+                                     .groups = w->p.groups,
+                                     .n_pairs = w->n_pairs,
+                                     .n_experts = n_experts};
+    tern_cuda_launch(w->d, TERN_CUDA_K_sort_pairs, 1, 1, 1, TERN_CUDA_SORT, 0, &s, sizeof s);
+}
+
+/* Pairs are sorted. */
+static void prompt_up(const struct work *w)
 {
     const struct tern_experts *e = w->e;
     const struct places *p = &w->p;
     const bool f32 = w->d->limits.exact;
-    const struct tern_cuda_sort s = {.ids = w->ids,
-                                     .row_of = p->row_of,
-                                     .at = p->at,
-                                     .groups = p->groups,
-                                     .n_pairs = w->n_pairs,
-                                     .n_experts = e->gate->stack};
-    tern_cuda_launch(w->d, TERN_CUDA_K_sort_pairs, 1, 1, 1, 1024, 0, &s, sizeof s);
     if (f32 || e->weigh_input)
         gather(w, true);
     if (!f32 && e->weigh_input)
         halves(w, p->x, p->s_embd, e->gate->k, false);
     else if (!f32)
         halves(w, w->x, w->x_stride, e->gate->k, true);
-    wide(w, e->gate, p->gate, p->s_ff, p->x, p->s_embd);
+    wide(w, e->gate, w->between, w->b_stride, p->x, p->s_embd);
     wide(w, e->up, p->up, p->s_ff, p->x, p->s_embd);
     activate(w, 0, 0);
-    if (!f32)
-        halves(w, p->gate, p->s_ff, e->down->k, false);
-    wide(w, e->down, p->x, p->s_embd, p->gate, p->s_ff);
+}
+
+static void prompt_down(const struct work *w)
+{
+    if (!w->d->limits.exact)
+        halves(w, w->between, w->b_stride, w->e->down->k, false);
+    wide(w, w->e->down, w->p.x, w->p.s_embd, w->between, w->b_stride);
+    sum(w, true);
+}
+
+/* ---- all of it, or half ------------------------------------------------------------------------------------------ */
+
+/* Prompt rows, or decode rows, of a call's. */
+static struct work work_of(struct tern_cuda *d, const struct tern_experts *e, struct tern_dev_vec ids,
+                           struct tern_dev_vec weights, int row0, int n)
+{
+    const size_t first = (size_t)row0 * (size_t)e->n_active * sizeof(float);
+    return (struct work){.d = d,
+                         .e = e,
+                         .p = places_of(d),
+                         .ids = tern_cuda_vec_at(ids) + first,
+                         .weights = tern_cuda_vec_at(weights) + first,
+                         .n_rows = n,
+                         .n_pairs = n * e->n_active};
+}
+
+static tern_cu_address row_at(struct tern_dev_rows r, int row)
+{
+    return tern_cuda_rows_at(r) + (size_t)row * r.stride * sizeof(float);
+}
+
+/* What one call asks for, of which halves that it leaves out have no rows. */
+struct call {
+    const struct tern_experts *e;
+    struct tern_dev_rows y, x, between; /* mem NULL: none; of between, scratch */
+    struct tern_dev_vec ids, weights;
+};
+
+static void run_part(struct tern_cuda *d, const struct call *c, int row0, int n, bool narrow_part)
+{
+    struct work w = work_of(d, c->e, c->ids, c->weights, row0, n);
+    const bool up = c->x.mem, down = c->y.mem;
+    if (!n)
+        return;
+    w.between = c->between.mem ? row_at(c->between, row0 * c->e->n_active) : w.p.gate;
+    w.b_stride = c->between.mem ? c->between.stride : w.p.s_ff;
+    w.x = up ? row_at(c->x, row0) : 0;
+    w.x_stride = c->x.stride;
+    w.y = down ? row_at(c->y, row0) : 0;
+    w.y_stride = c->y.stride;
+    if (!narrow_part) {
+        sort(&w, (up ? c->e->gate : c->e->down)->stack);
+        if (up)
+            prompt_up(&w);
+        if (down)
+            prompt_down(&w);
+        return;
+    }
+    const bool q8 = down && integer(c->e->down);
+    const size_t row_bytes = down ? tern_cuda_q8_bytes(c->e->down->k) : 0;
+    if (up)
+        decode_up(&w, q8 ? d->q8 : 0, row_bytes);
+    d->quantized.x = 0;
+    if (q8 && !up)
+        tern_cuda_quantize_rows(d, d->q8, row_bytes, w.between, w.b_stride, w.n_pairs, c->e->down->k, 1, 0, 1);
+    if (down)
+        decode_down(&w);
+}
+
+static void run_call(struct tern_cuda *d, const struct call *c, int n_rows, int n_wide)
+{
+    TERN_ASSERT(n_rows <= d->limits.max_rows && n_rows - n_wide <= d->limits.max_narrow);
+    run_part(d, c, 0, n_wide, false);
+    run_part(d, c, n_wide, n_rows - n_wide, true);
 }
 
 void tern_cuda_experts(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows y,
                        struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows,
                        int n_wide)
 {
-    struct tern_cuda *d = tern_cuda_of(dev);
-    TERN_ASSERT(n_rows <= d->limits.max_rows && n_rows - n_wide <= d->limits.max_narrow);
-    for (int narrow_part = 0; narrow_part < 2; narrow_part++) {
-        const int row0 = narrow_part ? n_wide : 0, n = narrow_part ? n_rows - n_wide : n_wide;
-        const size_t first = (size_t)row0 * (size_t)e->n_active * sizeof(float);
-        const struct work w = {.d = d,
-                               .e = e,
-                               .p = places_of(d),
-                               .x = tern_cuda_rows_at(x) + (size_t)row0 * x.stride * sizeof(float),
-                               .ids = tern_cuda_vec_at(ids) + first,
-                               .weights = tern_cuda_vec_at(weights) + first,
-                               .x_stride = x.stride,
-                               .n_rows = n,
-                               .n_pairs = n * e->n_active};
-        if (!n)
-            continue;
-        if (narrow_part)
-            decode_rows(&w);
-        else
-            prompt_rows(&w);
-        sum(&w, tern_cuda_rows_at(y) + (size_t)row0 * y.stride * sizeof(float), y.stride, !narrow_part);
-    }
-    tern_cuda_wrote(d, y);
+    const struct call c = {.e = e, .y = y, .x = x, .ids = ids, .weights = weights};
+    run_call(tern_cuda_of(dev), &c, n_rows, n_wide);
+    tern_cuda_wrote(tern_cuda_of(dev), y);
+}
+
+void tern_cuda_experts_up(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows between,
+                          struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows,
+                          int n_wide)
+{
+    const struct call c = {.e = e, .x = x, .between = between, .ids = ids, .weights = weights};
+    run_call(tern_cuda_of(dev), &c, n_rows, n_wide);
+    tern_cuda_wrote(tern_cuda_of(dev), between);
+}
+
+void tern_cuda_experts_down(struct tern_dev *dev, const struct tern_experts *e, struct tern_dev_rows y,
+                            struct tern_dev_rows between, struct tern_dev_vec ids, struct tern_dev_vec weights,
+                            int n_rows, int n_wide)
+{
+    const struct call c = {.e = e, .y = y, .between = between, .ids = ids, .weights = weights};
+    run_call(tern_cuda_of(dev), &c, n_rows, n_wide);
+    tern_cuda_wrote(tern_cuda_of(dev), y);
 }

@@ -190,29 +190,75 @@ TERN_CUDA_KERNEL_BEGIN(route, tern_cuda_route_args, THREADS, 1)
     }
 }
 
-/* Where pairs of one expert come to lie depends on the batch, and no answer on that. */
-TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, 1024, 1)
+/* Pairs of the warp's that have this lane's expert and come before it, of 32 in a row; in *all how many have it.  Lanes
+ * without a pair say -1. */
+__device__ static inline int before_of(int expert, int *all)
 {
-    __shared__ int count[MOST], first[MOST];
+    const int lane = threadIdx.x % 32;
+    int before = 0, same = 0;
+    for (int i = 0; i < 32; i++) {
+        const int other = __shfl_sync(0xFFFFFFFFu, expert, i);
+        same += other == expert;
+        before += other == expert && i < lane;
+    }
+    *all = same;
+    return before;
+}
+
+/* A warp has a piece of the pairs.  count[warp][expert]: how many of them, then where the next one goes. */
+TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, TERN_CUDA_SORT, 1)
+{
+    enum { WARPS = TERN_CUDA_SORT / 32 };
+    __shared__ uint16_t count[WARPS][MOST];
+    __shared__ int first[MOST];
     cuda_wait();
     const int32_t *ids = cuda_at<const int32_t>(a.ids);
     int2 *groups = cuda_at<int2>(a.groups);
-    count[threadIdx.x] = 0;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int piece = ((a.n_pairs + WARPS - 1) / WARPS + 31) / 32 * 32, from = warp * piece;
+    const int end = from + piece < a.n_pairs ? from + piece : a.n_pairs;
+    for (int e = lane; e < a.n_experts; e += 32)
+        count[warp][e] = 0;
+    __syncwarp();
+    for (int i = from; i < end; i += 32) {
+        int all;
+        const int expert = i + lane < end ? ids[i + lane] : -1, before = before_of(expert, &all);
+        if (expert >= 0 && !before)
+            count[warp][expert] += all;
+        __syncwarp();
+    }
     __syncthreads();
-    for (int i = threadIdx.x; i < a.n_pairs; i += 1024)
-        atomicAdd(&count[ids[i]], 1);
+    for (int e = threadIdx.x; e < a.n_experts; e += TERN_CUDA_SORT) {
+        int n = 0;
+        for (int w = 0; w < WARPS; w++) {
+            const int here = count[w][e];
+            count[w][e] = n;
+            n += here;
+        }
+        first[e] = n;
+    }
     __syncthreads();
     if (threadIdx.x == 0)
         for (int e = 0, n = 0; e < a.n_experts; e++) {
-            groups[e] = make_int2(n, count[e]);
+            groups[e] = make_int2(n, first[e]);
+            const int here = first[e];
             first[e] = n;
-            n += count[e];
+            n += here;
         }
     __syncthreads();
-    for (int i = threadIdx.x; i < a.n_pairs; i += 1024) {
-        const int place = atomicAdd(&first[ids[i]], 1);
-        cuda_at<int32_t>(a.row_of)[place] = i;
-        cuda_at<int32_t>(a.at)[i] = place;
+    for (int i = from; i < end; i += 32) {
+        int all;
+        const int expert = i + lane < end ? ids[i + lane] : -1, before = before_of(expert, &all);
+        const int next = expert >= 0 ? count[warp][expert] : 0;
+        __syncwarp();
+        if (expert >= 0) {
+            const int place = first[expert] + next + before;
+            cuda_at<int32_t>(a.row_of)[place] = i + lane;
+            cuda_at<int32_t>(a.at)[i + lane] = place;
+            if (!before)
+                count[warp][expert] = next + all;
+        }
+        __syncwarp();
     }
 }
 

@@ -14,8 +14,9 @@ struct tern_cuda_route_args {
     float scale;
 };
 
-/* Pairs (row, expert) in order of experts: pair i, which is element i of ids, goes to place at[i], where row_of is i.
- * groups[e]: first place and number of an expert's pairs.  One block. */
+/* Pairs (row, expert) in order of experts, and of an expert in their own: pair i, which is element i of ids, goes to
+ * place at[i], where row_of is i.  groups[e]: first place and number of an expert's pairs.  One block. */
+#define TERN_CUDA_SORT 512 /* threads */
 struct tern_cuda_sort {
     uint64_t ids, row_of, at, groups;
     int32_t n_pairs, n_experts;

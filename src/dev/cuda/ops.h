@@ -37,6 +37,12 @@ void tern_cuda_route(struct tern_dev *d, const struct tern_route *r, struct tern
                      struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows);
 void tern_cuda_experts(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y, struct tern_dev_rows x,
                        struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows, int n_wide);
+void tern_cuda_experts_up(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows between,
+                          struct tern_dev_rows x, struct tern_dev_vec ids, struct tern_dev_vec weights, int n_rows,
+                          int n_wide);
+void tern_cuda_experts_down(struct tern_dev *d, const struct tern_experts *e, struct tern_dev_rows y,
+                            struct tern_dev_rows between, struct tern_dev_vec ids, struct tern_dev_vec weights,
+                            int n_rows, int n_wide);
 void tern_cuda_delta(struct tern_dev *d, int layer, const struct tern_delta *l, const struct tern_delta_io *io,
                      int n_rows);
 void tern_cuda_clamp(struct tern_dev *d, struct tern_dev_rows gate, struct tern_dev_rows up, int n_rows, float limit);

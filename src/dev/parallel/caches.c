@@ -5,11 +5,26 @@
 #include "base/mem.h"
 #include "dev/parallel/parallel.h"
 
+void tern_parallel_heads_of(int n, int i, int devices, int *from, int *to)
+{
+    *from = n < devices ? 0 : tern_parallel_from(n, i, devices);
+    *to = n < devices ? n : tern_parallel_from(n, i + 1, devices);
+}
+
 void tern_parallel_heads(const struct tern_kv_layer *l, int i, int devices, int *from, int *to)
 {
-    const bool divided = !l->latent && l->n_heads >= devices;
-    *from = divided ? tern_parallel_from(l->n_heads, i, devices) : 0;
-    *to = divided ? tern_parallel_from(l->n_heads, i + 1, devices) : l->n_heads;
+    tern_parallel_heads_of(l->n_heads, l->latent ? 0 : i, l->latent ? 1 : devices, from, to);
+}
+
+void tern_parallel_queries(const struct tern_kv_layer *l, int n_heads, int i, int devices, int *from, int *to)
+{
+    if (l->latent) {
+        tern_parallel_heads_of(n_heads, i, devices, from, to);
+        return;
+    }
+    tern_parallel_heads(l, i, devices, from, to);
+    *from *= n_heads / l->n_heads;
+    *to *= n_heads / l->n_heads;
 }
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
@@ -56,11 +71,10 @@ int tern_parallel_block_runs(struct tern_parallel_runs *r, int n, const struct t
     const struct tern_dev_cache *c = by->cache;
     struct place *places = NULL;
     size_t used = 0;
-    TERN_ASSERT(c->n_spans == c->n_layers);
     if (by->part == TERN_DEV_STATES)
         return 0;
-    TERN_TRY(tern_alloc(&places, (size_t)c->n_layers + 1, sizeof *places, err));
-    for (int i = 0; i < c->n_layers; i++)
+    TERN_TRY(tern_alloc(&places, (size_t)c->n_spans + 1, sizeof *places, err));
+    for (int i = 0; i < c->n_spans; i++)
         if (c->layers[i].n_heads && c->group_of[i] >= 0 && (by->part < 0 || c->group_of[i] == by->part))
             places[used++] = place_of(&c->layers[i], by->part);
     qsort(places, used, sizeof *places, by_place);
@@ -91,7 +105,7 @@ static int move_layers(const struct tern_parallel *s, const struct tern_dev_cach
     struct tern_parallel_runs r = {0};
     const struct tern_dev_division by = {.block = SIZE_MAX, .cache = c, .part = part};
     TERN_TRY(tern_parallel_block_runs(&r, s->n, &by, err));
-    for (int i = 0; i < c->n_layers; i++) {
+    for (int i = 0; i < c->n_spans; i++) {
         int from, to;
         if (!c->layers[i].n_heads || c->group_of[i] < 0 || (part >= 0 && c->group_of[i] != part))
             continue;
@@ -110,10 +124,10 @@ static int own_layers(const struct tern_parallel *s, const struct tern_dev_cache
                       struct tern_kv_layer *out, tern_error *err)
 {
     int rc = 0;
-    memcpy(out, c->layers, (size_t)c->n_layers * sizeof *out);
+    memcpy(out, c->layers, (size_t)c->n_spans * sizeof *out);
     for (int part = TERN_DEV_SINKS; part < s->n_groups; part++)
         TERN_TRY(move_layers(s, c, part, device, out, err));
-    for (int i = 0; i < c->n_layers; i++) {
+    for (int i = 0; i < c->n_spans; i++) {
         int from, to;
         if (!out[i].n_heads)
             continue;
@@ -135,8 +149,8 @@ static void own_shapes(const struct tern_parallel *s, const struct tern_dev_limi
         if (!shape->n_heads)
             continue;
         const struct tern_kv_layer *kv = &l->caches[0].layers[shape->layer];
-        tern_parallel_heads(kv, device, s->n, &from, &to);
-        shape->n_heads = shape->n_heads / kv->n_heads * (to - from);
+        tern_parallel_queries(kv, shape->n_heads, device, s->n, &from, &to);
+        shape->n_heads = to - from;
     }
 }
 
@@ -146,7 +160,7 @@ static int take_caches(struct tern_parallel *s, const struct tern_dev_limits *l,
     s->n_caches = l->n_caches;
     s->layers = l->caches[0].layers;
     for (int c = 0; c < l->n_caches; c++)
-        for (int i = 0; i < l->caches[c].n_layers; i++)
+        for (int i = 0; i < l->caches[c].n_spans; i++)
             if (l->caches[c].group_of[i] >= s->n_groups)
                 s->n_groups = l->caches[c].group_of[i] + 1;
     for (int i = 0; i < s->n; i++) {
@@ -158,7 +172,7 @@ static int take_caches(struct tern_parallel *s, const struct tern_dev_limits *l,
             struct tern_kv_layer *layers;
             s->caches[i][c] = l->caches[c];
             s->caches[i][c].layers = NULL; /* until they are its own */
-            TERN_TRY(tern_alloc(&layers, (size_t)l->caches[c].n_layers + 1, sizeof *layers, err));
+            TERN_TRY(tern_alloc(&layers, (size_t)l->caches[c].n_spans + 1, sizeof *layers, err));
             s->caches[i][c].layers = layers;
             TERN_TRY(own_layers(s, &l->caches[c], i, layers, err));
         }
@@ -184,7 +198,6 @@ int tern_parallel_prepare(struct tern_dev *dev, const struct tern_dev_limits *li
     int rc = 0;
     tern_error why = {0};
     struct tern_parallel *s = tern_parallel_of(dev);
-    TERN_ASSERT(!limits->max_compressed && !limits->max_sparse_heads);
     if (limits->n_caches)
         TERN_TRY(take_caches(s, limits, err));
     for (int i = 0; i < s->n; i++) {
@@ -193,6 +206,7 @@ int tern_parallel_prepare(struct tern_dev *dev, const struct tern_dev_limits *li
         own.shapes = s->shapes[i];
         TERN_TRY(s->d[i]->ops->prepare(s->d[i], &own, err));
     }
+    TERN_TRY(tern_parallel_experts_open(s, limits, err));
     s->joined = s->d[0]->ops->join && s->d[0]->ops->join(s->d, s->n, &why) == 0;
     if (why.code && why.code != TERN_EUNSUPPORTED)
         TERN_FAIL(err, why.code, "%s", why.msg);
@@ -220,7 +234,7 @@ static void tell_caches(struct tern_parallel *s, const struct tern_dev_step *ste
         const struct tern_dev_cache *from = &step->caches[c];
         struct tern_dev_cache *to = &s->caches[device][c];
         struct tern_dev_blocks *pages = s->blocks[device] + (size_t)c * (size_t)s->n_groups;
-        for (int i = 0; i < from->n_layers; i++)
+        for (int i = 0; i < from->n_spans; i++)
             if (from->group_of[i] >= 0)
                 pages[from->group_of[i]] = part_of(from->pages[from->group_of[i]], device);
         to->pages = pages;

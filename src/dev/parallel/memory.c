@@ -140,8 +140,8 @@ int tern_parallel_divide(struct tern_dev *dev, struct tern_dev_mem *m, const str
     if (!by->cache) {
         TERN_ASSERT(by->block == m->bytes);
         m->kind = TERN_PARALLEL_WEIGHTS;
-        /* Of each weight what stands before it, a part for each device, what follows: placing cannot fail. */
-        TERN_TRY(tern_grow(&m->runs.p, &m->runs.cap, s->planned * (size_t)(s->n + 2) + 1, sizeof *m->runs.p, err));
+        /* So placing cannot fail. */
+        TERN_TRY(tern_grow(&m->runs.p, &m->runs.cap, s->planned + 1, sizeof *m->runs.p, err));
         return reserve_all(s, m, m->bytes + SLACK, true, err);
     }
     const size_t blocks = m->bytes / by->block, slack = m->bytes % by->block;

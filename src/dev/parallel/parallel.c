@@ -18,6 +18,7 @@ static void op_close(struct tern_dev *dev)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     tern_parallel_start(s);
+    tern_parallel_experts_close(s);
     for (int i = 0; i < s->n; i++)
         tern_dev_close(s->d[i]);
     tern_parallel_close_caches(s);
@@ -83,7 +84,6 @@ static int op_limit(struct tern_dev *dev, size_t bytes, tern_error *err)
     return rc;
 }
 
-/* Of all together, as far as what they have is alike: the one with least left says how much that is. */
 /* Rows that all have are copied from the first. */
 static void op_lands(struct tern_dev *dev, void *host, size_t bytes)
 {
@@ -91,6 +91,7 @@ static void op_lands(struct tern_dev *dev, void *host, size_t bytes)
     d->ops->lands(d, host, bytes);
 }
 
+/* Of all together, as far as what they have is alike: the one with least left says how much that is. */
 static void op_held(const struct tern_dev *dev, struct tern_dev_held *out)
 {
     const struct tern_parallel *s = (const struct tern_parallel *)dev;
@@ -156,10 +157,13 @@ int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev
                                    .weight_drop = tern_parallel_weight_drop,
                                    .weight_out = tern_parallel_weight_out,
                                    .layer = tern_parallel_layer,
+                                   .use = tern_parallel_use,
                                    .start = op_start,
                                    .begin = tern_parallel_begin,
                                    .end = tern_parallel_end};
     tern_parallel_operations(&o->ops, of[0]);
+    tern_parallel_head_operations(&o->ops, of[0]);
+    tern_parallel_expert_operations(&o->ops, of[0]);
     *out = &o->ops;
     return 0;
 }

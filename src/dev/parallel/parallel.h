@@ -2,13 +2,16 @@
  * share.
  *
  *   memory.c     memory of which each device has all, or a part
- *   weights.c    weights: each device has some of the outputs
+ *   weights.c    weights: each device has some of the outputs, or of a stack's matrices
  *   caches.c     caches: each device has some of the KV heads
  *   shares.c     activations of which each device has some columns, and their gathering
- *   ops.c        operations
+ *   ops.c        operations on whole rows, and on columns
+ *   heads.c      attention, and what else works head by head
+ *   experts.c    experts
  *   parallel.c   opening; the table
+ *   each.h       words of the files of operations
  *
- * Every device computes every operation, but of products the outputs, and of attention the KV heads, that are its own.
+ * Every device computes every operation, but of products the outputs, and of attention the heads, that are its own.
  * What it then has of the result are columns; they are gathered when an operation needs whole rows.  Each number is
  * computed by one device in the order in which it alone would, so results do not depend on how many there are. */
 #ifndef TERN_DEV_PARALLEL_H
@@ -47,11 +50,16 @@ struct tern_dev_mem {
 struct tern_dev_form {
     const struct tern_dev_ops *ops; /* of one device */
     int n;
-    bool
-        divided; /* in memory: else every device has the whole matrix, and multiplies by its own outputs all the same */
-    int bound[TERN_PARALLEL_MOST + 1];              /* outputs [bound[i], bound[i + 1]) are device i's */
-    struct tern_dev_weight all[TERN_PARALLEL_MOST]; /* the whole; of a divided one only all[0], which is nowhere */
-    struct tern_dev_weight own[TERN_PARALLEL_MOST]; /* form NULL: it has no output */
+    enum {
+        TERN_PARALLEL_COPIED,  /* every device has all of it, and multiplies by all of it */
+        TERN_PARALLEL_SHARED,  /* every device has all of it, and multiplies by its own outputs */
+        TERN_PARALLEL_OUTPUTS, /* a device has its own outputs, of every matrix of a stack */
+        TERN_PARALLEL_MATRICES /* a device has its own matrices of a stack */
+    } by;
+    int bound[TERN_PARALLEL_MOST + 1]; /* outputs, or matrices, [bound[i], bound[i + 1]) are device i's */
+    struct tern_dev_weight
+        all[TERN_PARALLEL_MOST]; /* the whole; of one that is divided all[0] alone, which is nowhere */
+    struct tern_dev_weight own[TERN_PARALLEL_MOST]; /* form NULL: it has none, or all is its own */
 };
 
 /* Rows of which device i has the columns [bound[i], bound[i + 1]), and nothing that counts elsewhere. */
@@ -75,7 +83,10 @@ struct tern_parallel {
     struct tern_dev *d[TERN_PARALLEL_MOST];
     bool joined;    /* they reach each other's memory; else gathers go through the host */
     int layer;      /* whose weights are planned; -1: of none */
-    size_t planned; /* weights */
+    size_t planned; /* runs of weights, at most */
+    enum tern_dev_use use;
+    enum { TERN_PARALLEL_UNDECIDED, TERN_PARALLEL_APART, TERN_PARALLEL_TOGETHER } experts; /* the layer's stacks */
+    struct tern_dev_rows between; /* experts.c: [pairs of a step][widest expert], without experts none */
     /* What each device is told of caches. */
     int n_caches, n_groups;
     struct tern_dev_cache *caches[TERN_PARALLEL_MOST];  /* [n_caches] */
@@ -142,11 +153,22 @@ void tern_parallel_weight_drop(struct tern_dev *d, struct tern_dev_weight *w);
 void tern_parallel_weight_out(struct tern_dev *d, float *host, const struct tern_dev_weight *w, int matrix, int row,
                               int n);
 void tern_parallel_layer(struct tern_dev *d, int layer, struct tern_dev_rows x, int n_rows);
+void tern_parallel_use(struct tern_dev *d, enum tern_dev_use use);
+static inline bool tern_parallel_divided(const struct tern_dev_form *f)
+{
+    return f->by == TERN_PARALLEL_OUTPUTS || f->by == TERN_PARALLEL_MATRICES;
+}
+/* The weight as a device has it, which every device has whole.  form NULL: so is the device's. */
+const struct tern_dev_weight *tern_parallel_whole(const struct tern_dev_weight *w, int device);
 
 /* ---- caches.c ---- */
 
-/* The KV heads of a layer that device i has; all of them where there are fewer than devices, or one for all queries. */
+/* Device i's part [from, to) of n heads; all of them where there are fewer than devices. */
+void tern_parallel_heads_of(int n, int i, int devices, int *from, int *to);
+/* The KV heads of a layer that device i has: all where queries share one. */
 void tern_parallel_heads(const struct tern_kv_layer *l, int i, int devices, int *from, int *to);
+/* And the heads of queries, of n_heads, which belong to these. */
+void tern_parallel_queries(const struct tern_kv_layer *l, int n_heads, int i, int devices, int *from, int *to);
 /* The runs of a block of caches. */
 int tern_parallel_block_runs(struct tern_parallel_runs *r, int n, const struct tern_dev_division *by, tern_error *err);
 int tern_parallel_prepare(struct tern_dev *d, const struct tern_dev_limits *limits, tern_error *err);
@@ -163,14 +185,24 @@ void tern_parallel_gather_floats(struct tern_parallel *s, const struct tern_dev_
 /* Rows [0, n_rows) are written now: whole, or device i's columns of them. */
 void tern_parallel_wrote(struct tern_parallel *s, struct tern_dev_rows x, int n_rows);
 void tern_parallel_wrote_share(struct tern_parallel *s, struct tern_dev_rows x, int n_rows, const int *bound);
+/* The share that these rows are, or begin, of rows with room for more columns the first ones.  NULL: they are none. */
+const struct tern_parallel_share *tern_parallel_share_at(const struct tern_parallel *s, struct tern_dev_rows x,
+                                                         int n_rows);
+/* Are they a share by these bounds?  Else every device has them whole afterwards. */
+bool tern_parallel_want_share(struct tern_parallel *s, struct tern_dev_rows x, int n_rows, const int *bound);
 /* Columns [from, to) of rows, on a device. */
 static inline struct tern_dev_rows tern_parallel_columns(struct tern_dev_rows x, int from, int to, int device)
 {
     return tern_parallel_rows(tern_dev_columns(x, from, to - from), device);
 }
 
-/* ---- ops.c: the others of a step ---- */
+/* ---- the operations of a step: ops.c, heads.c, experts.c ---- */
 
 void tern_parallel_operations(struct tern_dev_ops *ops, const struct tern_dev_ops *of);
+void tern_parallel_head_operations(struct tern_dev_ops *ops, const struct tern_dev_ops *of);
+void tern_parallel_expert_operations(struct tern_dev_ops *ops, const struct tern_dev_ops *of);
+/* Room between the halves of experts. */
+int tern_parallel_experts_open(struct tern_parallel *s, const struct tern_dev_limits *l, tern_error *err);
+void tern_parallel_experts_close(struct tern_parallel *s);
 
 #endif

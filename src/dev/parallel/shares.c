@@ -44,6 +44,24 @@ static void by_host(struct tern_parallel *s, const struct tern_parallel_share *p
     }
 }
 
+const struct tern_parallel_share *tern_parallel_share_at(const struct tern_parallel *s, struct tern_dev_rows x,
+                                                         int n_rows)
+{
+    for (int i = 0; i < s->n_shares; i++)
+        if (same_place(s->share[i].x, x) && s->share[i].n_rows == n_rows)
+            return &s->share[i];
+    return NULL;
+}
+
+bool tern_parallel_want_share(struct tern_parallel *s, struct tern_dev_rows x, int n_rows, const int *bound)
+{
+    const struct tern_parallel_share *p = tern_parallel_share_at(s, x, n_rows);
+    if (p && memcmp(p->bound, bound, (size_t)(s->n + 1) * sizeof *bound) == 0)
+        return true;
+    tern_parallel_gather(s, x, n_rows);
+    return false;
+}
+
 static void gather(struct tern_parallel *s, int which)
 {
     const struct tern_parallel_share p = s->share[which];

@@ -1,13 +1,29 @@
-/* Weights: of every layer's matrices each device has some of the outputs.  What is no layer's (the embedding, which is
- * often the output matrix, too) every device has whole, and multiplies by its own outputs all the same. */
+/* Weights: of every layer's matrices each device has some of the outputs, of a stack of experts those of each of them,
+ * and of a stack of heads some of the matrices.  What is no layer's (the embedding, which is often the output matrix,
+ * too) every device has whole, and multiplies by its own outputs all the same. */
 #include "base/mem.h"
 #include "dev/parallel/parallel.h"
 
 void tern_parallel_layer(struct tern_dev *dev, int layer, struct tern_dev_rows x, int n_rows)
 {
+    struct tern_parallel *s = tern_parallel_of(dev);
     (void)x;
     (void)n_rows;
-    tern_parallel_of(dev)->layer = layer;
+    s->layer = layer;
+    s->experts = TERN_PARALLEL_UNDECIDED;
+}
+
+void tern_parallel_use(struct tern_dev *dev, enum tern_dev_use use)
+{
+    tern_parallel_of(dev)->use = use;
+}
+
+const struct tern_dev_weight *tern_parallel_whole(const struct tern_dev_weight *w, int device)
+{
+    if (!w || !w->form)
+        return w;
+    TERN_ASSERT(!tern_parallel_divided(w->form));
+    return &w->form->all[device];
 }
 
 /* Panels are whole, and the source can be read from each device's first row on. */
@@ -20,25 +36,70 @@ static bool divides(const struct tern_dev_form *f, const struct tern_weight_sour
     return true;
 }
 
-static int plan_all(struct tern_parallel *s, struct tern_dev_form *f, const struct tern_weight_source *from, int64_t n,
-                    int64_t k, int stack, tern_error *err)
+/* Outputs that no division parts: whole panels; two at a time where that leaves none over, for 32 columns that become
+ * int8 together are one device's then; and rows that share a scale. */
+static int unit_of(const struct tern_weight_source *from, int64_t n)
 {
-    int rc = 0;
-    /* Whole panels; two at a time where that leaves none over, for 32 columns that become int8 together are one
-     * device's then. */
-    const int unit = n % (2 * TERN_PANEL) ? TERN_PANEL : 2 * TERN_PANEL, units = (int)((n + unit - 1) / unit);
-    f->n = s->n;
-    f->ops = s->d[0]->ops;
+    const int pair = 2 * TERN_PANEL, rows = from->form == TERN_FORM_FP8 ? from->group_rows : 0;
+    if (rows > pair && rows % pair == 0 && n % rows == 0)
+        return rows;
+    return n % pair ? TERN_PANEL : pair;
+}
+
+/* Stacks of one layer's experts are divided all of them or none. */
+static int divide_experts(struct tern_parallel *s, struct tern_dev_form *f, const struct tern_weight_source *from,
+                          int64_t k, tern_error *err)
+{
+    const bool can = s->layer >= 0 && divides(f, from, k);
+    if (s->experts == TERN_PARALLEL_UNDECIDED)
+        s->experts = can ? TERN_PARALLEL_APART : TERN_PARALLEL_TOGETHER;
+    f->by = s->experts == TERN_PARALLEL_APART ? TERN_PARALLEL_OUTPUTS : TERN_PARALLEL_COPIED;
+    if (f->by == TERN_PARALLEL_OUTPUTS && !can)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "it cannot be divided among devices, as the experts before it are (--gpus)");
+    return 0;
+}
+
+static int divide(struct tern_parallel *s, struct tern_dev_form *f, const struct tern_weight_source *from, int64_t n,
+                  int64_t k, int stack, tern_error *err)
+{
+    const int unit = unit_of(from, n), units = (int)((n + unit - 1) / unit);
     for (int i = 0; i <= s->n; i++) {
         const int64_t at = (int64_t)tern_parallel_from(units, i, s->n) * unit;
         f->bound[i] = (int)(at < n ? at : n);
     }
-    f->divided = s->layer >= 0 && stack == 1 && divides(f, from, k);
-    for (int i = 0; i < (f->divided ? 1 : s->n); i++)
+    if (s->use == TERN_DEV_EXPERTS)
+        return divide_experts(s, f, from, k, err);
+    if (s->use == TERN_DEV_HEADS && s->layer >= 0 && stack >= s->n) {
+        f->by = TERN_PARALLEL_MATRICES;
+        for (int i = 0; i <= s->n; i++)
+            f->bound[i] = tern_parallel_from(stack, i, s->n);
+    } else if (stack > 1 || s->use == TERN_DEV_WHOLE) {
+        f->by = TERN_PARALLEL_COPIED;
+    } else {
+        f->by = s->layer >= 0 && divides(f, from, k) ? TERN_PARALLEL_OUTPUTS : TERN_PARALLEL_SHARED;
+    }
+    return 0;
+}
+
+static int plan_all(struct tern_parallel *s, struct tern_dev_form *f, const struct tern_weight_source *from, int64_t n,
+                    int64_t k, int stack, tern_error *err)
+{
+    int rc = 0;
+    f->n = s->n;
+    f->ops = s->d[0]->ops;
+    TERN_TRY(divide(s, f, from, n, k, stack, err));
+    for (int i = 0; i < (tern_parallel_divided(f) ? 1 : s->n); i++)
         TERN_TRY(f->ops->weight_plan(s->d[i], &f->all[i], from, n, k, stack, err));
-    for (int i = 0; stack == 1 && i < s->n; i++)
-        if (f->bound[i] < f->bound[i + 1])
-            TERN_TRY(f->ops->weight_plan(s->d[i], &f->own[i], from, f->bound[i + 1] - f->bound[i], k, 1, err));
+    for (int i = 0; f->by != TERN_PARALLEL_COPIED && i < s->n; i++) {
+        const int own = f->bound[i + 1] - f->bound[i];
+        if (own && f->by == TERN_PARALLEL_MATRICES)
+            TERN_TRY(f->ops->weight_plan(s->d[i], &f->own[i], from, n, k, own, err));
+        else if (own)
+            TERN_TRY(f->ops->weight_plan(s->d[i], &f->own[i], from, own, k, stack, err));
+    }
+    /* What stands before it, the parts of each matrix and what follows them. */
+    s->planned += 2 + (size_t)stack * (size_t)(s->n + 1);
 out:
     return rc;
 }
@@ -54,7 +115,6 @@ int tern_parallel_weight_plan(struct tern_dev *dev, struct tern_dev_weight *w, c
         tern_parallel_weight_drop(dev, w);
         return rc;
     }
-    tern_parallel_of(dev)->planned++;
     w->n = w->form->all[0].n;
     w->k = w->form->all[0].k;
     w->stack = stack;
@@ -78,20 +138,27 @@ static size_t panel_bytes(const struct tern_dev_weight *w)
     return about.unit_bytes;
 }
 
-/* The runs of a matrix that is placed, for which divide has made room. */
+/* The runs of a weight that is placed, for which divide has made room.  A device's matrices stand as close as they
+ * would in a stack of its own, for what follows a matrix everybody has. */
 static void add_runs(struct tern_parallel *s, const struct tern_dev_weight *w, struct tern_dev_mem *m, size_t at)
 {
     int rc = 0;
     const struct tern_dev_form *f = w->form;
-    const size_t bytes = tern_parallel_weight_bytes(w), unit = panel_bytes(w);
+    const size_t bytes = tern_parallel_weight_bytes(w), unit = panel_bytes(w), matrix = bytes / (size_t)w->stack;
     struct tern_parallel_runs *r = &m->runs;
     TERN_ASSERT(at >= r->end);
     rc = tern_parallel_run(r, s->n, at - r->end, -1, NULL);
     for (int i = 0; i < s->n; i++)
         r->own_end[i] = tern_round_up(r->own_end[i], TERN_ALIGN);
-    for (int i = 0; rc == 0 && f->divided && i < s->n; i++) {
-        const size_t panels = (size_t)((f->bound[i + 1] + TERN_PANEL - 1) / TERN_PANEL - f->bound[i] / TERN_PANEL);
-        rc = tern_parallel_run(r, s->n, panels * unit, i, NULL);
+    for (int i = 0; rc == 0 && f->by == TERN_PARALLEL_MATRICES && i < s->n; i++)
+        rc = tern_parallel_run(r, s->n, (size_t)(f->bound[i + 1] - f->bound[i]) * matrix, i, NULL);
+    for (int e = 0; f->by == TERN_PARALLEL_OUTPUTS && e < w->stack; e++) {
+        for (int i = 0; rc == 0 && i < s->n; i++) {
+            const size_t panels = (size_t)((f->bound[i + 1] + TERN_PANEL - 1) / TERN_PANEL - f->bound[i] / TERN_PANEL);
+            rc = tern_parallel_run(r, s->n, panels * unit, i, NULL);
+        }
+        TERN_ASSERT(rc == 0 && r->end <= at + (size_t)(e + 1) * matrix);
+        rc = tern_parallel_run(r, s->n, at + (size_t)(e + 1) * matrix - r->end, -1, NULL);
     }
     TERN_ASSERT(rc == 0 && r->end <= at + bytes);
     rc = tern_parallel_run(r, s->n, at + bytes - r->end, -1, NULL);
@@ -108,28 +175,30 @@ void tern_parallel_weight_place(struct tern_dev *dev, struct tern_dev_weight *w,
     add_runs(s, w, m, at);
     (void)tern_parallel_find(m, s->n, at, 1, &whose, own);
     for (int i = 0; i < s->n; i++) {
-        if (f->all[i].form && !f->divided)
+        const bool divided = tern_parallel_divided(f);
+        if (f->all[i].form && !divided)
             f->ops->weight_place(s->d[i], &f->all[i], m->m[i], own[i]);
-        const size_t skip = f->divided ? 0 : (size_t)(f->bound[i] / TERN_PANEL) * panel_bytes(w);
+        const size_t skip = divided ? 0 : (size_t)(f->bound[i] / TERN_PANEL) * panel_bytes(w);
         if (f->own[i].form)
             f->ops->weight_place(s->d[i], &f->own[i], m->m[i], own[i] + skip);
     }
     tern_parallel_bring(s, m, at + tern_parallel_weight_bytes(w));
 }
 
-/* Rows of a source that another knows whole. */
-struct rows_of {
+/* A device's part of a source that another knows whole: rows from row0 on of matrices from matrix0 on. */
+struct part_of {
     const struct tern_dev_source *from;
     int64_t row0, k;
+    int matrix0;
 };
 
-static int rows_matrix(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME],
+static int part_matrix(const void *user, int i, struct tern_weight_source *out, char name[TERN_DEV_NAME],
                        tern_error *err)
 {
-    const struct rows_of *r = user;
+    const struct part_of *p = user;
     struct tern_weight_source whole;
-    int rc = r->from->matrix(r->from->user, i, &whole, name, err);
-    return rc < 0 ? rc : tern_weight_rows(out, &whole, r->row0, r->k, err);
+    int rc = p->from->matrix(p->from->user, p->matrix0 + i, &whole, name, err);
+    return rc < 0 ? rc : tern_weight_rows(out, &whole, p->row0, p->k, err);
 }
 
 int tern_parallel_weight_load(struct tern_dev *dev, const struct tern_dev_weight *w, const struct tern_dev_source *from,
@@ -139,9 +208,13 @@ int tern_parallel_weight_load(struct tern_dev *dev, const struct tern_dev_weight
     const struct tern_dev_form *f = w->form;
     int rc = 0;
     for (int i = 0; rc == 0 && i < s->n; i++) {
-        const struct rows_of rows = {from, f->bound[i], w->k};
-        const struct tern_dev_source part = {rows_matrix, &rows};
-        if (!f->divided)
+        struct part_of p = {.from = from, .k = w->k};
+        const struct tern_dev_source part = {part_matrix, &p};
+        if (f->by == TERN_PARALLEL_MATRICES)
+            p.matrix0 = f->bound[i];
+        else
+            p.row0 = f->bound[i];
+        if (!tern_parallel_divided(f))
             rc = f->ops->weight_load(s->d[i], &f->all[i], from, err);
         else if (f->own[i].form)
             rc = f->ops->weight_load(s->d[i], &f->own[i], &part, err);
@@ -168,15 +241,18 @@ void tern_parallel_weight_out(struct tern_dev *dev, float *host, const struct te
     struct tern_parallel *s = tern_parallel_of(dev);
     const struct tern_dev_form *f = w->form;
     tern_parallel_start(s);
-    if (!f->divided) {
+    if (!tern_parallel_divided(f)) {
         f->ops->weight_out(s->d[0], host, &f->all[0], matrix, row, n);
         return;
     }
     for (int i = 0; i < s->n; i++) {
+        const bool here = matrix >= f->bound[i] && matrix < f->bound[i + 1];
         const int from = row > f->bound[i] ? row : f->bound[i];
         const int to = row + n < f->bound[i + 1] ? row + n : f->bound[i + 1];
-        if (from < to)
-            f->ops->weight_out(s->d[i], host + (size_t)(from - row) * (size_t)w->k, &f->own[i], 0, from - f->bound[i],
-                               to - from);
+        if (f->by == TERN_PARALLEL_MATRICES && here)
+            f->ops->weight_out(s->d[i], host, &f->own[i], matrix - f->bound[i], row, n);
+        else if (f->by == TERN_PARALLEL_OUTPUTS && from < to)
+            f->ops->weight_out(s->d[i], host + (size_t)(from - row) * (size_t)w->k, &f->own[i], matrix,
+                               from - f->bound[i], to - from);
     }
 }

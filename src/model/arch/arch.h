@@ -38,6 +38,7 @@ struct tern_tensor_rule {
     bool ids;      /* whole numbers, n of them at a time different ones below the layer's experts */
     bool optional; /* may be missing */
     bool own_kv;   /* of keys and values: not read where a layer attends to another's, there or not */
+    bool whole;    /* what it gives is little, and wanted whole at once: each of several devices computes all of it */
 };
 /* clang-format off */
 #define TERN_MATRIX(tensor, to, rows, columns, ...) \

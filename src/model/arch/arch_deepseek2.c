@@ -98,10 +98,11 @@ static bool when_straight(const struct tern_layer_desc *l)
 static const struct tern_tensor_rule layers[] = {
     TERN_VECTOR("blk.%d.attn_norm.weight", TERN_SLOT_ATTN_NORM, tern_dim_embd),
     TERN_MATRIX("blk.%d.attn_q.weight", TERN_SLOT_Q, tern_dim_q_heads, tern_dim_embd, .when = when_straight),
-    TERN_MATRIX("blk.%d.attn_q_a.weight", TERN_SLOT_Q_A, tern_dim_q_rank, tern_dim_embd, .when = when_ranked),
+    TERN_MATRIX("blk.%d.attn_q_a.weight", TERN_SLOT_Q_A, tern_dim_q_rank, tern_dim_embd, .when = when_ranked,
+                .whole = true),
     TERN_VECTOR("blk.%d.attn_q_a_norm.weight", TERN_SLOT_Q_A_NORM, tern_dim_q_rank, .when = when_ranked),
     TERN_MATRIX("blk.%d.attn_q_b.weight", TERN_SLOT_Q, tern_dim_q_heads, tern_dim_q_rank, .when = when_ranked),
-    TERN_MATRIX("blk.%d.attn_kv_a_mqa.weight", TERN_SLOT_KV_A, tern_dim_latent_k, tern_dim_embd),
+    TERN_MATRIX("blk.%d.attn_kv_a_mqa.weight", TERN_SLOT_KV_A, tern_dim_latent_k, tern_dim_embd, .whole = true),
     TERN_VECTOR("blk.%d.attn_kv_a_norm.weight", TERN_SLOT_KV_A_NORM, tern_dim_latent),
     TERN_MATRIX("blk.%d.attn_k_b.weight", TERN_SLOT_K_B, tern_dim_latent, tern_dim_nope, .stacked = TERN_PER_HEAD),
     TERN_MATRIX("blk.%d.attn_v_b.weight", TERN_SLOT_V_B, tern_dim_head_v, tern_dim_latent, .stacked = TERN_PER_HEAD),

@@ -50,7 +50,7 @@ const struct tern_tensor_rule tern_expert_layers[] = {
     TERN_MATRIX("blk.%d.ffn_down_shexp.weight", TERN_SLOT_SHARED_DOWN, tern_dim_embd, tern_dim_ff_shared,
                 .when = tern_when_shared),
     TERN_MATRIX("blk.%d.ffn_gate_inp.weight", TERN_SLOT_ROUTER, tern_dim_experts, tern_dim_embd,
-                .when = tern_when_experts),
+                .when = tern_when_experts, .whole = true),
     TERN_MATRIX("blk.%d.ffn_gate.%d.weight", TERN_SLOT_EXPERT_GATE, tern_dim_ff_expert, tern_dim_embd,
                 .when = tern_when_experts, .stacked = TERN_PER_EXPERT, .optional = true),
     TERN_MATRIX("blk.%d.ffn_up.%d.weight", TERN_SLOT_EXPERT_UP, tern_dim_ff_expert, tern_dim_embd,

@@ -115,7 +115,7 @@ const struct tern_tensor_rule tern_qwen35_layers[] = {
     TERN_MATRIX("blk.%d.ffn_gate.weight", TERN_SLOT_GATE, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
     TERN_MATRIX("blk.%d.ffn_up.weight", TERN_SLOT_UP, tern_dim_ff, tern_dim_embd, .when = tern_when_network),
     TERN_MATRIX("blk.%d.ffn_down.weight", TERN_SLOT_DOWN, tern_dim_embd, tern_dim_ff, .when = tern_when_network),
-    TERN_MATRIX("blk.%d.ffn_gate_inp_shexp.weight", TERN_SLOT_SHARED_ROUTER, tern_dim_one, tern_dim_embd,
+    TERN_MATRIX("blk.%d.ffn_gate_inp_shexp.weight", TERN_SLOT_SHARED_ROUTER, tern_dim_one, tern_dim_embd, .whole = true,
                 .when = tern_when_shared),
     {0},
 };
