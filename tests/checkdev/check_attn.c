@@ -201,6 +201,23 @@ static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",    
                                       "t3",  "t2",  "g16",  "affine8", "affine4", "g16_3", "g16_2"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
+/* Codes of two kinds: heads of both sizes, as many q rows as a block has and more. */
+static void check_mixed(const char *device, struct tern_pool *pool, const char *keys, bool exact, double budget)
+{
+    static const char *const values[] = {"l4", "l3", "l2"};
+    for (int i = 0; i < 3; i++)
+        for (int large = 0; large < 2 && strcmp(keys, values[i]) != 0; large++) {
+            const struct config cfg = {.k = keys,
+                                       .v = values[i],
+                                       .dk = 64 + 64 * large,
+                                       .dv = 64 + 64 * large,
+                                       .n_kv = 2,
+                                       .group = 4 + (i + large) % 2,
+                                       .first = 4};
+            check(device, pool, &cfg, SEQS(large_lens), exact, budget);
+        }
+}
+
 /* Two blocks of codes, with all that scores get besides; latents; sides of different sizes and schemes, and many q
  * rows; conditioned keys of another scheme than values. */
 static void check_large(const char *device, struct tern_pool *pool, struct config cfg, bool exact, double budget)
@@ -214,6 +231,8 @@ static void check_large(const char *device, struct tern_pool *pool, struct confi
     check(device, pool, &sides, SEQS(large_lens), exact, budget);
     cfg.v = "l4", cfg.dk = cfg.dv = 128, cfg.softcap = 0;
     check(device, pool, &cfg, SEQS(large_lens), exact, budget);
+    if (strcmp(cfg.k, "q8") == 0 || strcmp(cfg.k, "l4") == 0)
+        check_mixed(device, pool, cfg.k, exact, budget);
 }
 
 static const int dims[] = {64, 128, 256, 512, 80, 96, 112, 16, 192, 320, 448, 144 * 2};

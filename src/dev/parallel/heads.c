@@ -83,7 +83,7 @@ static void own_stack(struct tern_parallel *s, const struct tern_stack *k, int n
 {
     const struct tern_dev_form *f = k->w->form;
     struct tern_dev_rows y = k->y;
-    int reads[TERN_PARALLEL_MOST + 1], gives[TERN_PARALLEL_MOST + 1];
+    int reads[TERN_PARALLEL_MOST + 1] = {0}, gives[TERN_PARALLEL_MOST + 1] = {0};
     for (int i = 0; i <= s->n; i++) {
         reads[i] = f->bound[i] * (int)k->x_head;
         gives[i] = f->bound[i] * (int)k->y_head;
@@ -123,7 +123,7 @@ static void op_stack(struct tern_dev *dev, const struct tern_stack *k, int n_row
 static void want_heads(struct tern_parallel *s, const struct tern_kv_layer *l, struct tern_dev_rows x, int n_rows,
                        int width)
 {
-    int bound[TERN_PARALLEL_MOST + 1] = {0}, from, end[TERN_PARALLEL_MOST];
+    int bound[TERN_PARALLEL_MOST + 1] = {0}, end[TERN_PARALLEL_MOST] = {0}, from;
     EACH
     {
         tern_parallel_heads(l, i, s->n, &from, &end[i]);
@@ -158,7 +158,7 @@ static void op_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     struct tern_parallel *s = tern_parallel_of(dev);
     const struct tern_kv_layer *l = &s->layers[shape->layer];
     const int n = s->n_rows, q_dim = l->latent ? l->v.dim + l->k.dim : l->k.dim;
-    int first[TERN_PARALLEL_MOST], end[TERN_PARALLEL_MOST];
+    int first[TERN_PARALLEL_MOST] = {0}, end[TERN_PARALLEL_MOST] = {0};
     int reads[TERN_PARALLEL_MOST + 1] = {0}, gives[TERN_PARALLEL_MOST + 1] = {0};
     EACH
     {
@@ -188,7 +188,7 @@ static void op_sparse(struct tern_dev *dev, const struct tern_sparse *a, struct 
                       struct tern_dev_rows out, int n_rows)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
-    int first[TERN_PARALLEL_MOST], end[TERN_PARALLEL_MOST], bound[TERN_PARALLEL_MOST + 1] = {0};
+    int first[TERN_PARALLEL_MOST] = {0}, end[TERN_PARALLEL_MOST] = {0}, bound[TERN_PARALLEL_MOST + 1] = {0};
     EACH
     {
         tern_parallel_heads_of(a->n_heads, i, s->n, &first[i], &end[i]);

@@ -146,8 +146,8 @@ struct tern_cuda_attn_args {
     uint64_t expanded;
 };
 
-/* Attention of decode rows whose heads are not finished (attn/codes.cu): what is done to them, and where the rows of
- * keys and values lie.  Sets q, k, v of heads; v -1: nothing is done to values. */
+/* Attention of decode rows whose heads are not finished (attn/codes): what is done to them, and where the rows
+ * of keys and values lie.  Sets q, k, v of heads; v -1: nothing is done to values. */
 struct tern_cuda_codes_own_args {
     struct tern_cuda_attn_args attn;
     struct tern_cuda_heads_args heads;
@@ -170,8 +170,8 @@ __host__ __device__
     return end > *first ? end - *first : 0;
 }
 
-/* Blocks of threads (attn/codes.cu) that go through the ranges of a row, eighths of a range each; and has what is raw
- * one more?  It decides who computes and never what. */
+/* Blocks of threads (attn/codes) that go through the ranges of a row, eighths of a range each; and has what is
+ * raw one more?  It decides who computes and never what. */
 #ifdef __CUDACC__
 __host__ __device__
 #endif

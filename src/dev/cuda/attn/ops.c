@@ -25,21 +25,30 @@ static bool of_halves(const struct tern_cuda_layer *l)
     return l->k.form <= TERN_CUDA_BF16 && l->v.form <= TERN_CUDA_BF16;
 }
 
+#define ALIKE_CODES 14 /* kernels of keys and values of one kind; behind them those of two */
+
 /* Which kernel takes the codes of a layer as they lie: the place of its first in the list of a head size; -1: none. */
 static int kind_of_codes(const struct tern_cuda_layer *l)
 {
     static const int scalar[] = {[2] = 0, [3] = 2, [4] = 4, [8] = 8}, trellis[] = {[2] = 12, [3] = 10, [4] = 6};
-    if (l->k.form != TERN_CUDA_CODES || l->v.form != TERN_CUDA_CODES || l->k.bits != l->v.bits ||
-        l->k.trellis != l->v.trellis)
+    static const struct {
+        int keys, values;
+    } mixed[] = {{8, 4}, {8, 3}, {4, 3}, {4, 2}};
+    if (l->k.form != TERN_CUDA_CODES || l->v.form != TERN_CUDA_CODES || l->k.trellis != l->v.trellis)
         return -1;
-    return l->k.trellis ? trellis[l->k.bits] : scalar[l->k.bits];
+    if (l->k.bits == l->v.bits)
+        return l->k.trellis ? trellis[l->k.bits] : scalar[l->k.bits];
+    for (int i = 0; !l->k.trellis && l->k.dim <= 128 && i < (int)(sizeof mixed / sizeof *mixed); i++)
+        if (l->k.bits == mixed[i].keys && l->v.bits == mixed[i].values)
+            return ALIKE_CODES + 2 * i;
+    return -1;
 }
 
-/* Shared bytes of a page in two halves for each of four warps, and of what they put down (attn/codes.cuh). */
+/* Shared bytes of a page in two halves for each of four warps, and of what they put down (attn/codes). */
 static unsigned codes_shared(const struct tern_cuda_layer *l, bool eight)
 {
-    const unsigned dim = (unsigned)l->k.dim, blocks = dim > 128 ? dim / 128 : 1, bits = (unsigned)l->k.bits;
-    const unsigned half = 128 * blocks + 2 * 4 * dim * bits + (bits < 4 ? dim : 0);
+    const unsigned dim = (unsigned)l->k.dim, blocks = dim > 128 ? dim / 128 : 1;
+    const unsigned half = 128 * blocks + 4 * dim * (unsigned)(l->k.bits + l->v.bits) + (l->k.bits < 4 ? dim : 0);
     return 4 * 2 * half + TERN_CUDA_CODES_ROOM(dim, eight ? 8u : 4u);
 }
 
@@ -49,7 +58,7 @@ static bool codes_fit(const struct tern_cuda *d, const struct tern_cuda_layer *l
     return codes_shared(l, eight) + TERN_CUDA_CODES_BESIDE((unsigned)l->k.dim) <= (unsigned)d->card->shared_most;
 }
 
-/* Do decode rows go through attn/codes.cu? */
+/* Do decode rows go through attn/codes? */
 static bool on_codes(const struct tern_cuda *d, const struct tern_cuda_layer *l)
 {
     return on_tensors(d, l) && kind_of_codes(l) >= 0 && codes_fit(d, l, l->k.dim <= 128);
@@ -531,7 +540,7 @@ struct work {
     int ranges, all, rows;
 };
 
-/* Blocks of threads of a processor (attn/codes.cu). */
+/* Blocks of threads of a processor (attn/codes). */
 static int codes_places(const struct tern_cuda *d, const struct tern_cuda_layer *l, bool eight)
 {
     return d->card->processors * (eight || l->k.bits == 8 || l->k.dim > 128 ? 2 : l->k.trellis ? 3 : 4);
@@ -560,7 +569,7 @@ static bool cut_codes(const struct tern_cuda *d, struct tern_cuda_attn_args *a, 
 }
 
 /* The call before finishes the heads of the very rows of `a`, which need nothing else of it: attention does it itself
- * (attn/codes.cu), and leaves shifts alone of what columns have. */
+ * (attn/codes), and leaves shifts alone of what columns have. */
 static bool own_heads(struct tern_cuda *d, const struct tern_cuda_attn_args *a, struct tern_cuda_list_of units,
                       struct tern_cuda_codes_own_args *own)
 {
@@ -593,11 +602,11 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
     const bool eight = cut_codes(d, a, units), small = a->l.k.dim == 64, large = a->l.k.dim == 256;
     const int times = a->n_blocks * a->l.n_heads * a->n_split;
     const bool little = (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !large;
-    const bool few = little && !a->l.k.trellis && a->l.k.bits < 8;
+    const bool alike = codes < ALIKE_CODES, few = little && alike && !a->l.k.trellis && a->l.k.bits < 8;
     const int first = small ? TERN_CUDA_K_codes_64_2_1 : large ? TERN_CUDA_K_codes_256_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
     struct tern_cuda_codes_own_args own;
-    const bool owns = little && own_heads(d, a, units, &own);
+    const bool owns = little && alike && own_heads(d, a, units, &own);
     /* Twice as many as have places at once, for processors do not all go through their blocks as fast. */
     a->eighths =
         codes_eighths((int64_t)work.all * times, 2 * (owns ? d->card->processors : codes_places(d, &a->l, eight)));

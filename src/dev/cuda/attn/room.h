@@ -55,8 +55,8 @@
      128 * 128)
 /* q rows of a block: with four warps of 256 dims there is room for half as many. */
 #define TERN_CUDA_HALVES_ROWS(d, warps) ((d) > 128 && (warps) < 8 ? 4 : 8)
-/* Shared bytes of attn/codes.cu (four warps) where warps put down what they have of a range: two such places by turns,
- * or one; or, in the same room, what is raw. */
+/* Shared bytes of attn/codes (four warps) where warps put down what they have of a range: two such places by
+ * turns, or one; or, in the same room, what is raw. */
 #define TERN_CUDA_CODES_THREADS        128 /* of a block, and more of one that finishes its heads */
 #define TERN_CUDA_CODES_HELPERS        64
 #define TERN_CUDA_CODES_PLACES(d)      ((d) > 128 ? 1 : 2)

@@ -1,4 +1,4 @@
-/* dev/cuda/attn/codes.cuh - codes of a page as bytes for integer tensor cores, straight out of registers.
+/* dev/cuda/attn/codes/codes.cuh - codes of a page as bytes for integer tensor cores, straight out of registers.
  *
  * Half a page lies in shared memory as in the cache (kernel/kvq.h), its 16-byte pieces placed so that lanes meet no bank
  * twice.  Lane (g, t) of a warp, g = lane / 4, t = lane % 4, takes
@@ -25,6 +25,22 @@ __host__ __device__ constexpr int code_bits(int c)
     return c == CODES_T4 ? 4 : c == CODES_T3 ? 3 : c == CODES_T2 ? 2 : c;
 }
 
+/* Keys and values of one kind, or of two: both in one number. */
+__host__ __device__ constexpr int code_pair(int keys, int values)
+{
+    return keys | values << 4;
+}
+
+__host__ __device__ constexpr int keys_of(int c)
+{
+    return c & 15;
+}
+
+__host__ __device__ constexpr int values_of(int c)
+{
+    return c >> 4 ? c >> 4 : c;
+}
+
 struct code_tables {
     uint32_t a[4], b[4], c[2];
     uint32_t one; /* 1.0 in two halves */
@@ -38,10 +54,10 @@ template <int D> struct code_blocks {
 
 /* Half a page, 32 tokens, in shared memory: headers of keys, of values, then keys and values. */
 template <int D, int C> struct code_stage {
-    static constexpr int BITS = code_bits(C), SETS = D / 32;
-    static constexpr int SIDE = D * 4 * BITS, SET = 128 * BITS;    /* bytes of codes; of a set of keys, both groups */
+    static constexpr int BITS = code_bits(keys_of(C)), SETS = D / 32, SET = 128 * BITS; /* bytes of a set of keys, both groups */
+    static constexpr int KEY_BYTES = D * 4 * BITS, VALUE_BYTES = D * 4 * code_bits(values_of(C));
     static constexpr int PAD = BITS < 4 ? 32 : 0, STEP = SET + PAD; /* behind each set of keys */
-    static constexpr int KEYS = 128, VALUES = KEYS + SETS * STEP, BYTES = VALUES + SIDE;
+    static constexpr int KEYS = 128, VALUES = KEYS + SETS * STEP, BYTES = VALUES + VALUE_BYTES;
 };
 
 /* Where 16-byte piece i of a side lies; that of i + 32 n lies 32 n on. */
@@ -71,18 +87,19 @@ __device__ static inline void fetch_codes(uint32_t to, const code_source &s, uin
                                           uint64_t once)
 {
     using stage = code_stage<D, C>;
-    constexpr int PIECES = stage::SIDE / 16;
-    const uint8_t *page = s.keys + (uint64_t)number * s.bytes, *k = page + part * stage::SIDE, *v = k + s.values;
-    const uint32_t own = to + piece_of<C>(lane) * 16;
+    constexpr int K = stage::KEY_BYTES / 16, V = stage::VALUE_BYTES / 16;
+    const uint8_t *page = s.keys + (uint64_t)number * s.bytes, *k = page + part * stage::KEY_BYTES;
+    const uint8_t *v = k + s.values + part * (stage::VALUE_BYTES - stage::KEY_BYTES);
+    const uint32_t key = to + piece_of<keys_of(C)>(lane) * 16, value = to + piece_of<values_of(C)>(lane) * 16;
     if (lane < 8)
         cuda_copy_16(to + lane * 16, page + s.headers + header, once);
 #pragma unroll
-    for (int n = 0; n < (PIECES + 31) / 32; n++) {
+    for (int n = 0; n < ((K > V ? K : V) + 31) / 32; n++) {
         const int i = lane + 32 * n;
-        if (PIECES % 32 && i >= PIECES)
-            break;
-        cuda_copy_16(own + stage::KEYS + i / (stage::SET / 16) * stage::PAD + n * 512, k + n * 512, once);
-        cuda_copy_16(own + stage::VALUES + n * 512, v + n * 512, once);
+        if (32 * n + 32 <= K || i < K)
+            cuda_copy_16(key + stage::KEYS + i / (stage::SET / 16) * stage::PAD + n * 512, k + n * 512, once);
+        if (32 * n + 32 <= V || i < V)
+            cuda_copy_16(value + stage::VALUES + n * 512, v + n * 512, once);
     }
 }
 
@@ -199,31 +216,54 @@ template <int D, int C> __device__ static inline int octet_at(int t, int s)
     return C == CODES_4 || C == CODES_T4 || C == CODES_8 ? 32 * s + 8 * t : 8 * (t * (D / 32) + s);
 }
 
-template <int D, int C> __device__ static inline code_places places_of(int g, int t)
+/* Of keys of kind C, from the first one's place. */
+template <int D, int C> __device__ static inline void place_keys(code_places &p, int g, int t)
 {
     using stage = code_stage<D, C>;
     const int own = t * stage::SETS / 4, group = g >> 2, quad = g & 3;
-    code_places p = {};
     if (C == CODES_8) {
         const int i = group * 32 + 8 * t + quad;
-        p.key = p.value = piece_of<C>(i) * 16;
-        p.next_key = p.next_value = piece_of<C>(i + 4) * 16;
+        p.key = piece_of<C>(i) * 16;
+        p.next_key = piece_of<C>(i + 4) * 16;
     } else if (C == CODES_4 || C == CODES_T4) {
-        const int i = group * 16 + 4 * t + quad, first = 4 * t + quad;
-        p.key = p.value = piece_of<C>(i) * 16;
+        const int i = group * 16 + 4 * t + quad;
+        p.key = piece_of<C>(i) * 16;
         p.next_key = piece_of<C>(t < 3 ? i + 4 : i + 20) * 16;
         p.last_key = piece_of<C>(t < 3 ? i + 4 + 32 * (stage::SETS - 1) : i - 12) * 16;
-        p.next_value = piece_of<C>(i + 16) * 16;
-        p.last_value = piece_of<C>(g < 4 ? i + 16 + 32 * (stage::SETS - 1) : first) * 16;
     } else {
-        const int i = group * 4 * stage::BITS + quad;
         p.last_key = group * 64 * stage::BITS + quad * 16;
         p.key = p.last_key + own * stage::STEP + (stage::BITS == 2 && D == 64 ? (t & 1) * 64 : 0);
         p.next_key = C == CODES_T2 && D == 64 && !(t & 1) ? p.last_key + own * stage::STEP + 64
                                                           : p.last_key + (own + 1) % stage::SETS * stage::STEP;
-        p.value = (stage::BITS == 2 ? i + 4 * (t >> 1) : t == 3 ? i : i + 4 * t) * 16;
+    }
+}
+
+/* The same of values. */
+template <int D, int C> __device__ static inline void place_values(code_places &p, int g, int t)
+{
+    const int group = g >> 2, quad = g & 3;
+    if (C == CODES_8) {
+        const int i = group * 32 + 8 * t + quad;
+        p.value = piece_of<C>(i) * 16;
+        p.next_value = piece_of<C>(i + 4) * 16;
+    } else if (C == CODES_4 || C == CODES_T4) {
+        const int i = group * 16 + 4 * t + quad, first = 4 * t + quad;
+        p.value = piece_of<C>(i) * 16;
+        p.next_value = piece_of<C>(i + 16) * 16;
+        p.last_value = piece_of<C>(g < 4 ? i + 16 + 32 * (D / 32 - 1) : first) * 16;
+    } else {
+        const int i = group * 4 * code_bits(C) + quad;
+        p.value = (code_bits(C) == 2 ? i + 4 * (t >> 1) : t == 3 ? i : i + 4 * t) * 16;
         p.next_value = (i + 4) * 16;
     }
+}
+
+template <int D, int C> __device__ static inline code_places places_of(int g, int t)
+{
+    using stage = code_stage<D, C>;
+    code_places p = {};
+    place_keys<D, keys_of(C)>(p, g, t);
+    place_values<D, values_of(C)>(p, g, t);
     p.key += stage::KEYS;
     p.next_key += stage::KEYS;
     p.last_key += stage::KEYS;

@@ -1,4 +1,4 @@
-/* Attention of decode rows on closed pages of codes: integer tensor cores on the codes as they lie.
+/* dev/cuda/attn/codes/codes_block.cuh - attention of decode rows on closed pages of codes: integer tensor cores on the codes as they lie.
  *
  * A block of threads takes some of a row's ranges of pages that follow each other, or what is raw, or both.  A warp takes
  * whole pages, those whose number is its own modulo WARPS, half a page at a time: one half of shared memory for the first
@@ -12,7 +12,10 @@
  *
  * In steps of few rows the kernel before has left heads as products (codes_own): the block does to them what is done to heads,
  * and what append would have done. */
-#include "dev/cuda/attn/codes_half.cuh"
+#ifndef TERN_DEV_CUDA_ATTN_CODES_BLOCK_CUH
+#define TERN_DEV_CUDA_ATTN_CODES_BLOCK_CUH
+
+#include "dev/cuda/attn/codes/codes_half.cuh"
 #include "dev/cuda/attn/columns.cuh"
 #include "dev/cuda/attn/heads.cuh"
 #include "dev/cuda/attn/raw.cuh"
@@ -68,10 +71,10 @@ template <int D, int C, int NT> __device__ static inline void put_down(const wor
             all = __fadd_rn(all, __shfl_xor_sync(~0u, all, width));
 #pragma unroll
         for (int k = 0; k < BLOCKS; k++) {
-            float sum = code_trellis(C) ? (float)w.all[i][k] : 0.0f;
-            for (int width = 4; code_trellis(C) && width < 32; width *= 2)
+            float sum = code_trellis(values_of(C)) ? (float)w.all[i][k] : 0.0f;
+            for (int width = 4; code_trellis(values_of(C)) && width < 32; width *= 2)
                 sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, width));
-            offset[k] = code_trellis(C) ? __fmul_rn(sum, -(float)w.tab.offset) : 0.0f;
+            offset[k] = code_trellis(values_of(C)) ? __fmul_rn(sum, -(float)w.of_values().offset) : 0.0f;
         }
         if (real && w.g == 0) {
             ref[row] = w.ref[i];
@@ -240,8 +243,12 @@ template <int D, int C, int NT> __device__ static inline void open_worker(worker
 {
     w.g = threadIdx.x % 32 / 4;
     w.t = threadIdx.x % 4;
-    load_code_tables<C>(w.tab, a.l.k);
+    load_code_tables<keys_of(C)>(w.tab, a.l.k);
     w.tab.one = a.one;
+    if constexpr (keys_of(C) != values_of(C)) {
+        load_code_tables<values_of(C)>(w.more.tab, a.l.v);
+        w.more.tab.one = a.one;
+    }
     w.sinks = a.l.first;
     w.spare = spare_of(w.t);
     w.places = places_of<code_blocks<D>::DIMS, C>(w.g, w.t);
@@ -274,7 +281,7 @@ __device__ static inline void open_queries(worker<D, C, NT> &w, const tern_cuda_
             w.start[i][k] = -w.tab.offset * own.total[k];
 #pragma unroll
         for (int s = 0; s < D / 32; s++) {
-            const uint2 x = *reinterpret_cast<const uint2 *>(column + s / (E / 32) * E + octet_at<E, C>(w.t, s % (E / 32)));
+            const uint2 x = *reinterpret_cast<const uint2 *>(column + s / (E / 32) * E + octet_at<E, keys_of(C)>(w.t, s % (E / 32)));
             w.q[i][s][0] = x.x;
             w.q[i][s][1] = x.y;
         }
@@ -514,41 +521,5 @@ template <int D, int C, int NT, bool HEADS, class ARGS> __device__ static void a
     {                                                                                       \
         attend_codes<d, c, 2, false>(a);                                                    \
     }
-#define FEW(d, name, c)                                                               \
-    TERN_CUDA_KERNEL_BEGIN(codes_few_##d##_##name, tern_cuda_attn_args, THREADS, 3)   \
-    {                                                                                 \
-        attend_codes<d, c, 1, false>(a);                                              \
-    }
-#define OWN(d, name, c)                                                                            \
-    TERN_CUDA_KERNEL_BEGIN(codes_own_##d##_##name, tern_cuda_codes_own_args, THREADS + HELPERS, 2) \
-    {                                                                                              \
-        attend_codes<d, c, 1, true>(a);                                                            \
-    }
-#define KERNELS(d)               \
-    KERNEL(d, 2, CODES_2, 4)     \
-    KERNEL(d, 3, CODES_3, 4)     \
-    KERNEL(d, 4, CODES_4, 4)     \
-    KERNEL(d, t4, CODES_T4, 3)   \
-    KERNEL(d, 8, CODES_8, 2)     \
-    KERNEL(d, t3, CODES_T3, 3)   \
-    KERNEL(d, t2, CODES_T2, 3)   \
-    FEW(d, 2, CODES_2)           \
-    FEW(d, 3, CODES_3)           \
-    FEW(d, 4, CODES_4)           \
-    OWN(d, 2, CODES_2)           \
-    OWN(d, 3, CODES_3)           \
-    OWN(d, 4, CODES_4)           \
-    OWN(d, t4, CODES_T4)         \
-    OWN(d, 8, CODES_8)           \
-    OWN(d, t3, CODES_T3)         \
-    OWN(d, t2, CODES_T2)
-KERNELS(64)
-KERNELS(128)
-#undef KERNELS
-KERNEL(256, 2, CODES_2, 2)
-KERNEL(256, 3, CODES_3, 2)
-KERNEL(256, 4, CODES_4, 2)
-KERNEL(256, t4, CODES_T4, 2)
-KERNEL(256, 8, CODES_8, 1)
-KERNEL(256, t3, CODES_T3, 2)
-KERNEL(256, t2, CODES_T2, 2)
+
+#endif

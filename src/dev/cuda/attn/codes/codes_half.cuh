@@ -1,4 +1,4 @@
-/* dev/cuda/attn/codes_half.cuh - half a page of codes, and what a warp makes of it: scores, weights, sums of values.
+/* dev/cuda/attn/codes/codes_half.cuh - half a page of codes, and what a warp makes of it: scores, weights, sums of values.
  *
  * Products are exact integers: queries are 16-bit integers in two columns of 8 bits each, weights times the scales of values too.
  * Sums of floats are written with their rounding, for the compiler would contract them in one kernel and not in another. */
@@ -6,7 +6,7 @@
 #define TERN_DEV_CUDA_ATTN_CODES_HALF_CUH
 
 #include "dev/cuda/attn/block.cuh"
-#include "dev/cuda/attn/codes.cuh"
+#include "dev/cuda/attn/codes/codes.cuh"
 
 #define WARPS (TERN_CUDA_CODES_THREADS / 32)
 #define FULL    65000.0f /* most that a weight becomes */
@@ -80,10 +80,17 @@ struct cold_rows {
     float pairs[WARPS][8 * 16]; /* [row][16] what pairs add on the page in hand */
 };
 
+/* Tables of values, where keys have others. */
+template <bool APART> struct value_tables {
+    code_tables tab;
+};
+template <> struct value_tables<false> {};
+
 template <int D, int C, int NT> struct worker {
     static constexpr int S = D / 32, ROWS = 4 * NT, BLOCKS = code_blocks<D>::N;
     const cold_rows *cold;
-    code_tables tab; /* of keys and values */
+    code_tables tab; /* of keys */
+    value_tables<keys_of(C) != values_of(C)> more;
     code_places places;
     spare_bits spare;
     uint32_t q[NT][S][2]; /* columns of the queries */
@@ -93,16 +100,24 @@ template <int D, int C, int NT> struct worker {
     uint32_t all[NT][BLOCKS];          /* sum of the weights */
     int o[NT][D / 16][4];
     int g, t;
+
+    __device__ const code_tables &of_values() const
+    {
+        if constexpr (keys_of(C) != values_of(C))
+            return more.tab;
+        else
+            return tab;
+    }
 };
 
 /* Products of the queries with block k of a half's keys: c[i][r / 2][r % 2 * 2 ..], two columns of token 4g + r. */
 template <int D, int C, int NT>
 __device__ static inline void multiply_half(int c[NT][2][4], const worker<D, C, NT> &w, uint32_t at, int k, uint2 heads)
 {
-    constexpr int E = code_blocks<D>::DIMS;
+    constexpr int E = code_blocks<D>::DIMS, K = keys_of(C);
     const uint32_t start[4] = {heads.x & 15, heads.x >> 16 & 15, heads.y & 15, heads.y >> 16 & 15};
-    key_words<E, C> kw;
-    load_keys<E, C>(kw, at, w.places, w.t, start);
+    key_words<E, K> kw;
+    load_keys<E, K>(kw, at, w.places, w.t, start);
 #pragma unroll
     for (int i = 0; i < NT; i++)
 #pragma unroll
@@ -113,12 +128,12 @@ __device__ static inline void multiply_half(int c[NT][2][4], const worker<D, C, 
 #pragma unroll
     for (int s = 0; s < E / 32; s++) {
         octet x[4];
-        key_octets<E, C>(x, w.tab, kw, at, w.places, s, w.t, start);
+        key_octets<E, K>(x, w.tab, kw, at, w.places, s, w.t, start);
 #pragma unroll
         for (int i = 0; i < NT; i++) {
             const uint32_t *q = w.q[i][k * (E / 32) + s];
-            multiply_keys<C>(c[i][0], x[0], x[1], q[0], q[1]);
-            multiply_keys<C>(c[i][1], x[2], x[3], q[0], q[1]);
+            multiply_keys<K>(c[i][0], x[0], x[1], q[0], q[1]);
+            multiply_keys<K>(c[i][1], x[2], x[3], q[0], q[1]);
         }
     }
 }
@@ -220,8 +235,8 @@ __device__ static inline void score_half(float y[NT][4], float vf[code_blocks<D>
         float kf[4];
         const uint2 kh = load_pair(at + 8 * w.g), vh = load_pair(at + 64 + 8 * w.g);
         multiply_half<D, C, NT>(c, w, at, k, kh);
-        four_headers<C>(kf, kh);
-        four_headers<C>(vf[k], vh);
+        four_headers<keys_of(C)>(kf, kh);
+        four_headers<values_of(C)>(vf[k], vh);
 #pragma unroll
         for (int i = 0; i < NT; i++)
 #pragma unroll
@@ -277,9 +292,9 @@ __device__ static inline void weigh_half(uint32_t p[code_blocks<D>::N][NT][2], w
 #pragma unroll
             for (int r = 0; r < 4; r++)
                 n[r] = __float_as_uint(__fmaf_rn(e[r], vf[k][r], 8388608.0f)); /* the integer in its low bits */
-            if (code_trellis(C))
+            if (code_trellis(values_of(C)))
                 w.all[i][k] += (n[0] + n[1]) + (n[2] + n[3]) - 4 * 0x4B000000u;
-            make_columns<C>(p[k][i], n, w.g, w.t);
+            make_columns<values_of(C)>(p[k][i], n, w.g, w.t);
         }
     }
 }
@@ -289,33 +304,33 @@ __device__ static inline void add_values(worker<D, C, NT> &w, int n, const octet
 {
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        multiply_values<C>(w.o[i][n], x, y, p[i][0], p[i][1]);
+        multiply_values<values_of(C)>(w.o[i][n], x, y, p[i][0], p[i][1]);
 }
 
 /* A block of a half's values, from sum `first` on. */
 template <int D, int C, int NT>
 __device__ static inline void add_block(worker<D, C, NT> &w, int first, uint32_t at, const uint32_t p[NT][2])
 {
-    constexpr int E = code_blocks<D>::DIMS;
-    if constexpr (C == CODES_T3 || C == CODES_T2) {
+    constexpr int E = code_blocks<D>::DIMS, V = values_of(C);
+    if constexpr (V == CODES_T3 || V == CODES_T2) {
         value_chain<E> chain;
-        load_chain<E, C>(chain, at, w.places, w.spare, w.g, w.t);
+        load_chain<E, V>(chain, at, w.places, w.spare, w.g, w.t);
 #pragma unroll
         for (int j = 0; j < E / 64; j++)
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                add_values<D, C, NT>(w, first + 4 * j + n, chain_octet<E, C>(w.tab, chain, 2 * j, n),
-                                     chain_octet<E, C>(w.tab, chain, 2 * j + 1, n), p);
+                add_values<D, C, NT>(w, first + 4 * j + n, chain_octet<E, V>(w.of_values(), chain, 2 * j, n),
+                                     chain_octet<E, V>(w.of_values(), chain, 2 * j + 1, n), p);
     } else {
 #pragma unroll
         for (int j = 0; j < E / 64; j++) {
-            value_words<C> a, b;
-            load_values<E, C>(a, at, w.places, 2 * j, w.g, w.t);
-            load_values<E, C>(b, at, w.places, 2 * j + 1, w.g, w.t);
+            value_words<V> a, b;
+            load_values<E, V>(a, at, w.places, 2 * j, w.g, w.t);
+            load_values<E, V>(b, at, w.places, 2 * j + 1, w.g, w.t);
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                add_values<D, C, NT>(w, first + 4 * j + n, value_octet<C>(w.tab, a, w.spare, n, w.t),
-                                     value_octet<C>(w.tab, b, w.spare, n, w.t), p);
+                add_values<D, C, NT>(w, first + 4 * j + n, value_octet<V>(w.of_values(), a, w.spare, n, w.t),
+                                     value_octet<V>(w.of_values(), b, w.spare, n, w.t), p);
         }
     }
 }
