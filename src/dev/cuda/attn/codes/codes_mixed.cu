@@ -4,6 +4,7 @@
 #define MIXED(d)                                    \
     KERNEL(d, k8v4, code_pair(CODES_8, CODES_4), 2) \
     KERNEL(d, k8v3, code_pair(CODES_8, CODES_3), 2) \
+    KERNEL(d, k8v2, code_pair(CODES_8, CODES_2), 2) \
     KERNEL(d, k4v3, code_pair(CODES_4, CODES_3), 4) \
     KERNEL(d, k4v2, code_pair(CODES_4, CODES_2), 4)
 MIXED(64)
