@@ -201,7 +201,8 @@ static const char *const schemes[] = {"f32", "f16", "bf16", "q8",      "l4",    
                                       "t3",  "t2",  "g16",  "affine8", "affine4", "g16_3", "g16_2"};
 #define N_SCHEMES (sizeof schemes / sizeof *schemes)
 
-/* Codes of two kinds: heads of both sizes, as many q rows as a block has and more. */
+/* Codes of two kinds, and values of codes beside keys of halves: heads of both sizes, as many q rows as a block has and
+ * more. */
 static void check_mixed(const char *device, struct tern_pool *pool, const char *keys, bool exact, double budget)
 {
     static const char *const values[] = {"l4", "l3", "l2"};
@@ -231,7 +232,7 @@ static void check_large(const char *device, struct tern_pool *pool, struct confi
     check(device, pool, &sides, SEQS(large_lens), exact, budget);
     cfg.v = "l4", cfg.dk = cfg.dv = 128, cfg.softcap = 0;
     check(device, pool, &cfg, SEQS(large_lens), exact, budget);
-    if (strcmp(cfg.k, "q8") == 0 || strcmp(cfg.k, "l4") == 0)
+    if (strcmp(cfg.k, "q8") == 0 || strcmp(cfg.k, "l4") == 0 || strcmp(cfg.k, "f16") == 0)
         check_mixed(device, pool, cfg.k, exact, budget);
 }
 

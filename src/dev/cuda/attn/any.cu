@@ -178,9 +178,18 @@ template <class K, bool CODED, class PAGES> __device__ static inline void attend
         using kind = any_kind<warps, n, v>;                                                 \
         attend<kind, true, code_pages<kind>>(a);                                            \
     }
+/* Heads of up to 128 dims. */
+#define HALF_KEYS(n, blocks)                                                       \
+    TERN_CUDA_KERNEL_BEGIN(any_half_keys_##n, tern_cuda_attn_args, 128, blocks) \
+    {                                                                              \
+        using kind = any_kind<4, n, 1, true>;                                      \
+        attend<kind, true, code_pages<kind>>(a);                                   \
+    }
 KERNEL(1, 1, 4, 6)
 KERNEL(1, 2, 4, 5)
 KERNEL(2, 1, 8, 3)
 KERNEL(2, 2, 8, 2)
 KERNEL(4, 1, 8, 2)
 KERNEL(4, 2, 8, 2)
+HALF_KEYS(1, 6)
+HALF_KEYS(2, 5)

@@ -12,9 +12,10 @@
 #define S_ROW 68 /* scores of 64 tokens, and weights of them: lanes meet no bank twice */
 #define P_ROW 72
 
-/* A kernel: warps of a block, eight q rows T times, blocks of 128 values.  A warp has 16 tokens and, of eight warps, half of the
+/* A kernel: warps of a block, eight q rows T times, blocks of 128 values, whether keys are halves beside values of codes.  A warp has 16 tokens and, of eight warps, half of the
  * dims for the scores; then the softmax of OWN q rows, warp + WARPS n; then TILES times 16 of each 128 dims. */
-template <int W, int T, int V> struct any_kind {
+template <int W, int T, int V, bool H = false> struct any_kind {
+    static constexpr bool HALF_KEYS = H;
     static constexpr int WARPS = W, THREADS = 32 * W, NT = T, ROWS = 8 * T, OWN = ROWS / W, BLOCKS = V, TILES = 8 / W;
     static constexpr int LINE = TERN_CUDA_ANY_LINE(W); /* bytes: both halves of the scores, then a block's weights each */
     static_assert((W == 8 ? 2 : 1) * S_ROW * 4 <= LINE && V * P_ROW * 2 <= LINE, "");
@@ -146,7 +147,7 @@ __device__ static inline void score_side(float s[K::NT][4], uint32_t at, const _
     }
 }
 
-/* Of the page at `at`; CODED: whose numbers lie as those of codes do, keys by token and values by dim. */
+/* Of the page at `at`; CODED: whose numbers lie as those of codes do, keys by token (halves by dim) and values by dim. */
 template <class K, bool CODED> __device__ static inline void score_page(const block_rows &b, const any_room<K> &r, uint32_t at)
 {
     const tern_cuda_layer &l = b.a->l;
@@ -154,8 +155,8 @@ template <class K, bool CODED> __device__ static inline void score_page(const bl
     float s[K::NT][4] = {};
     if (l.latent)
         score_side<K, CODED, CODED>(s, at, r.q, r.q_row, l.v.dim, r.v_scale, r.top);
-    score_side<K, CODED, !CODED>(s, at + (l.latent ? TERN_CUDA_ANY_SIDE(l.v.dim) : 0), r.q + (l.latent ? l.v.dim : 0), r.q_row,
-                             l.k.dim, r.k_scale, nullptr);
+    score_side<K, CODED, !CODED || K::HALF_KEYS>(s, at + (l.latent ? TERN_CUDA_ANY_SIDE(l.v.dim) : 0),
+                                                 r.q + (l.latent ? l.v.dim : 0), r.q_row, l.k.dim, r.k_scale, nullptr);
     float *to = reinterpret_cast<float *>(r.lines + 2 * t * K::LINE) + warp / 4 * S_ROW + warp % 4 * 16 + g;
 #pragma unroll
     for (int n = 0; n < K::NT; n++)

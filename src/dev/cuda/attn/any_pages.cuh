@@ -248,6 +248,14 @@ __device__ static inline void decode_side(uint8_t *to, const tern_cuda_side &s, 
     }
 }
 
+/* Keys that are halves, as they lie: by dim. */
+template <class K> __device__ static inline void copy_keys(uint8_t *to, const uint8_t *from, int dim)
+{
+    to += piece_at(threadIdx.x / 8, threadIdx.x % 8);
+    for (int i = threadIdx.x; i < 8 * dim; i += K::THREADS, to += 16 * K::THREADS)
+        *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(from + 16 * i);
+}
+
 /* What tokens' numbers are multiplied by, of 128 dims; a warp calls. */
 __device__ static inline float2 two_scales(const tern_cuda_side &s, const uint16_t *head, int lane)
 {
@@ -321,7 +329,11 @@ template <class K> struct code_pages {
         put_scales(k_head, v_head);
         if (l.latent)
             decode_side<K, false>(r.places, l.v, r.tab[1], p + l.v_off, v_head);
-        decode_side<K, true>(r.places + (l.latent ? TERN_CUDA_ANY_SIDE(l.v.dim) : 0), l.k, r.tab[0], p + l.k_off, k_head);
+        uint8_t *to = r.places + (l.latent ? TERN_CUDA_ANY_SIDE(l.v.dim) : 0);
+        if (K::HALF_KEYS)
+            copy_keys<K>(to, p + l.k_off, l.k.dim);
+        else
+            decode_side<K, true>(to, l.k, r.tab[0], p + l.k_off, k_head);
         __syncthreads();
         return shared_at(r.places);
     }

@@ -632,13 +632,15 @@ static void run_any(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct t
     const int rows = many ? 16 : 8, first = warps == 4        ? TERN_CUDA_K_any_halves_1_1
                                             : l->v.dim <= 256 ? TERN_CUDA_K_any_halves_2_1
                                                               : TERN_CUDA_K_any_halves_4_1;
+    const bool half_keys = !halves && warps == 4 && l->k.form <= TERN_CUDA_BF16;
+    const int kernel = half_keys ? TERN_CUDA_K_any_half_keys_1 + many : first + 2 * many + !halves;
     split_heads(a, rows);
     a->rows = rows / a->heads;
     a->n_blocks = (units.rows + a->rows - 1) / a->rows;
     a->stages = any_stages(d, l, (unsigned)rows);
     const unsigned places = halves ? (unsigned)a->stages * TERN_CUDA_ANY_PLACE(l)
                                    : TERN_CUDA_ANY_PLACE(l) + (unsigned)a->stages * (unsigned)l->head_bytes;
-    tern_cuda_launch(d, (enum tern_cuda_kernel)(first + 2 * many + !halves), (unsigned)(a->n_units * a->n_blocks),
+    tern_cuda_launch(d, (enum tern_cuda_kernel)kernel, (unsigned)(a->n_units * a->n_blocks),
                      (unsigned)(l->n_heads * a->n_split), (unsigned)ranges + 1, 32 * warps,
                      places + TERN_CUDA_ANY_BESIDE(l, (unsigned)rows, warps), a, sizeof *a);
 }
