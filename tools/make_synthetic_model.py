@@ -95,6 +95,22 @@ TYPES = {
     "q5_0": (6, 32, q5_0), "q5_1": (7, 32, q5_1), "q8_0": (8, 32, q8_0), "q4_k": (12, 256, q4_k),
     "q5_k": (13, 256, q5_k), "q6_k": (14, 256, q6_k),
 }
+MIXED = "q4_k_m"  # Q4_K with some tensors in Q6_K, as most published files have it
+
+
+def type_of(a, name):
+    """Q6_K has, beside the output matrix, values and down of an eighth of the layers at either end and of every third
+    between."""
+    if a.type != MIXED:
+        return a.type
+    if name == "token_embd.weight":
+        return "q6_k"
+    kind = name.split(".")
+    if len(kind) < 3 or kind[2] not in ("attn_v", "ffn_down"):
+        return "q4_k"
+    i, n = int(kind[1]), a.layers
+    more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+    return "q6_k" if more else "q4_k"
 
 
 def string(text):
@@ -166,28 +182,32 @@ class Pool:
 
 def write_gguf(a, to):
     rng = random.Random(a.seed)
-    number, elems, block = TYPES[a.type]
-    size = len(block(rng, 1.0))
-    plan, offset, table = [], 0, b""
+    plan, offset, table, sizes = [], 0, b"", {}
     for name, n_out, n_in in tensors(a):
+        number, elems, block = TYPES[type_of(a, name)]
+        if number not in sizes:
+            sizes[number] = len(block(rng, 1.0))
+        size = sizes[number]
         dims = (n_in, n_out) if n_out else (n_in,)
         n_bytes = n_out * n_in // elems * size if n_out else n_in * 4
         table += string(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims)
         table += struct.pack("<IQ", number if n_out else F32, offset)
-        plan.append((n_out, n_in, -n_bytes % 32))
+        plan.append((n_out, n_in, -n_bytes % 32, block, elems))
         offset += n_bytes + -n_bytes % 32
     n_pairs, pairs = metadata(a)
     head = b"GGUF" + struct.pack("<IQQ", 3, len(plan), n_pairs) + pairs + table
     to.write(head + bytes(-len(head) % 32))
-    write_weights(rng, to, plan, block, elems, array.array("f", [1.0]).tobytes())
+    write_weights(rng, to, plan, array.array("f", [1.0]).tobytes())
 
 
-def write_weights(rng, to, plan, block, elems, one):
-    """plan: outputs (0: a vector of ones), inputs, bytes of padding."""
-    pools = {n_in: Pool(rng, block, n_in ** -0.5, n_in // elems) for n_in in sorted({p[1] for p in plan})}
-    for n_out, n_in, padding in plan:
+def write_weights(rng, to, plan, one):
+    """plan: outputs (0: a vector of ones), inputs, bytes of padding, what makes a block, its elements."""
+    kinds = {(n_in, block, elems) for n_out, n_in, _, block, elems in plan if n_out}
+    kinds = sorted(kinds, key=lambda k: (k[0], k[1].__name__))
+    pools = {(n_in, block): Pool(rng, block, n_in ** -0.5, n_in // elems) for n_in, block, elems in kinds}
+    for n_out, n_in, padding, block, _ in plan:
         if n_out:
-            pools[n_in].write_rows(to, n_out)
+            pools[n_in, block].write_rows(to, n_out)
         else:
             to.write(one * n_in)
         to.write(bytes(padding))
@@ -217,12 +237,12 @@ def write_safetensors(a, to):
         end = offset + max(n_out, 1) * n_in * len(one)
         table[hf_name(name)] = {"dtype": dtype, "shape": [n_out, n_in] if n_out else [n_in],
                                 "data_offsets": [offset, end]}
-        plan.append((n_out, n_in, 0))
+        plan.append((n_out, n_in, 0, block, 1))
         offset = end
     head = json.dumps(table, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     to.write(struct.pack("<Q", len(head)) + head)
-    write_weights(rng, to, plan, block, 1, one)
+    write_weights(rng, to, plan, one)
 
 
 def hf_config(a):
@@ -250,7 +270,8 @@ def write(a):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--preset", choices=PRESETS, default="1b", help="shape: SmolLM2 135M, Llama 3 1B, 3B, 8B (default: 1b)")
-    p.add_argument("--type", choices=TYPES, default="q4_0", help="of all matrices (default: q4_0)")
+    p.add_argument("--type", choices=[*TYPES, MIXED], default="q4_0",
+                   help=f"of all matrices; {MIXED}: as most published files have it (default: q4_0)")
     p.add_argument("--seed", type=int, default=1)
     names = ("width", "layers", "heads", "kv_heads", "head_dim", "ff", "vocab", "context")
     for name in names:
@@ -263,7 +284,7 @@ def main():
             setattr(a, name, value)
         if getattr(a, name) < 1:
             p.error(f"--{name.replace('_', '-')} must be at least 1")
-    elems = TYPES[a.type][1]
+    elems = TYPES[type_of(a, "")][1]
     for name, n_in in (("width", a.width), ("heads times head size", a.heads * a.head_dim), ("ff", a.ff)):
         if n_in % elems:
             p.error(f"{name} is {n_in}, not a multiple of {elems}, as {a.type} needs")

@@ -130,6 +130,10 @@ llama" "bench of random weights"
     same "$(json ok model.tokenizer model.n_vocab)" "true
 none
 96" "random weights"
+    run 0 python3 "$make" --preset tiny --type q4_k_m --layers 8 -o "$work/mixed.gguf"
+    run 0 "$TERN" inspect "$work/mixed.gguf"
+    same "$(awk '/^  Q[46]_K/ {print $1, $2}' "$out" | sort)" "Q4_K 48
+Q6_K 9" "tensors in Q6_K: the output matrix, values and down of four layers of eight"
     run 2 python3 "$make" --type q6_k --ff 1000 -o "$work/random.gguf"
     grep -q 'ff is 1000, not a multiple of 256' "$err" || say "refuse what q6_k cannot hold"
 fi

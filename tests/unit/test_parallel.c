@@ -252,6 +252,40 @@ static void test_packed_file(void **state)
     }
 }
 
+/* Plans a stack of two matrices [384][128], an expert's: 0, or what is wrong. */
+static int plan_experts(struct tern_dev *d, struct tern_dev_weight *w, const struct tern_weight_source *from)
+{
+    return d->ops->weight_plan(d, w, from, 384, 128, 2, err);
+}
+
+/* Gate and up may be stored unlike.  What is multiplied by one device's columns of both has to be those of both, so an
+ * up that cannot be divided where gate is fails, by a sentence. */
+static void test_experts_alike(void **state)
+{
+    const struct tern_weight_source plain = {.form = TERN_FORM_PLAIN, .type = TERN_BF16};
+    const struct tern_weight_source fp8 = {
+        .form = TERN_FORM_FP8, .scale_type = TERN_F32, .group = 128, .group_rows = 128};
+    struct tern_dev_weight first, second;
+    struct tern_dev *d;
+    const struct tern_dev_ops *two = together(2);
+    (void)state;
+    if (!two)
+        skip();
+    ok(two->open(&d, two, NULL, err));
+    d->ops->layer(d, 0, (struct tern_dev_rows){0}, 0);
+    d->ops->use(d, TERN_DEV_EXPERTS);
+    ok(plan_experts(d, &first, &plain)); /* outputs 0 to 191 are the first device's */
+    assert_int_equal(plan_experts(d, &second, &fp8), TERN_EUNSUPPORTED);
+    assert_non_null(strstr(err->msg, "--gpus"));
+    d->ops->weight_drop(d, &first);
+    d->ops->layer(d, 1, (struct tern_dev_rows){0}, 0);
+    ok(plan_experts(d, &first, &fp8)); /* 0 to 127 */
+    ok(plan_experts(d, &second, &plain));
+    d->ops->weight_drop(d, &first);
+    d->ops->weight_drop(d, &second);
+    d->ops->close(d);
+}
+
 int main(int argc, char **argv)
 {
     kind = argc > 1 ? argv[1] : kind;
@@ -267,6 +301,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_packed_file),
+        cmocka_unit_test(test_experts_alike),
     };
     return cmocka_run_group_tests(tests, alone, clear);
 }

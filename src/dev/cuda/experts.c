@@ -146,24 +146,22 @@ static bool integer(const struct tern_dev_weight *w)
     return tern_codes_integer(w->form->m.codes);
 }
 
-/* The product of all pairs with their experts' matrices, and where there are others, with these into y2, which is
- * scratch between the halves. */
+/* The product of all pairs with their experts' matrices; and with those of `up`, NULL: none, into its place. */
 static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
-                   const struct tern_dev_weight *m2, tern_cu_address y2, tern_cu_address x, size_t x_stride,
-                   int per_row)
+                   const struct tern_dev_weight *up, tern_cu_address x, size_t x_stride, int per_row)
 {
     struct tern_cuda_narrow a = {.q8 = w->d->q8,
                                  .row_bytes = tern_cuda_q8_bytes(m->k),
                                  .x = x,
                                  .x_stride = x_stride,
-                                 .n_m = m2 ? 2 : 1,
+                                 .n_m = up ? 2 : 1,
                                  .n_rows = w->n_pairs,
                                  .matrix_bytes = tern_weight_bytes(&m->form->m),
                                  .ids = w->ids,
                                  .per_row = per_row};
     a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m, 0), .y = y, .y_stride = y_stride};
-    if (m2)
-        a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m2, 0), .y = y2, .y_stride = w->p.s_ff};
+    if (up)
+        a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(up, 0), .y = w->p.up, .y_stride = w->p.s_ff};
     tern_cuda_narrow(w->d, &a, 1);
 }
 
@@ -183,20 +181,19 @@ static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes
         per_row = 1;
         n_in = w->n_pairs;
     }
-    w->d->quantized.x = 0;
     if (integer(e->gate) || integer(e->up))
         tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0, 1);
     const bool together = e->gate->n == e->up->n && tern_cuda_alike(&e->gate->form->m, &e->up->form->m);
-    narrow(w, e->gate, w->between, w->b_stride, together ? e->up : NULL, p->up, x, stride, per_row);
+    narrow(w, e->gate, w->between, w->b_stride, together ? e->up : NULL, x, stride, per_row);
     if (!together)
-        narrow(w, e->up, p->up, p->s_ff, NULL, 0, x, stride, per_row);
+        narrow(w, e->up, p->up, p->s_ff, NULL, x, stride, per_row);
     activate(w, q8, row_bytes);
 }
 
 /* The scratch for int8 holds what came between, where it is wanted. */
 static void decode_down(const struct work *w)
 {
-    narrow(w, w->e->down, w->p.x, w->p.s_embd, NULL, 0, w->between, w->b_stride, 1);
+    narrow(w, w->e->down, w->p.x, w->p.s_embd, NULL, w->between, w->b_stride, 1);
     sum(w, false);
 }
 
@@ -346,9 +343,9 @@ static void run_part(struct tern_cuda *d, const struct call *c, int row0, int n,
     }
     const bool q8 = down && integer(c->e->down);
     const size_t row_bytes = down ? tern_cuda_q8_bytes(c->e->down->k) : 0;
+    d->quantized.x = 0;
     if (up)
         decode_up(&w, q8 ? d->q8 : 0, row_bytes);
-    d->quantized.x = 0;
     if (q8 && !up)
         tern_cuda_quantize_rows(d, d->q8, row_bytes, w.between, w.b_stride, w.n_pairs, c->e->down->k, 1, 0, 1);
     if (down)

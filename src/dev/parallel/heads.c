@@ -119,37 +119,52 @@ static void op_stack(struct tern_dev *dev, const struct tern_stack *k, int n_row
     }
 }
 
-/* Each device has its heads' columns of x, of a layer's KV heads, each of `width`. */
-static void want_heads(struct tern_parallel *s, const struct tern_kv_layer *l, struct tern_dev_rows x, int n_rows,
-                       int width)
+/* Heads [from, to) of n are a device's; all, where they are not divided. */
+struct parts {
+    int n, from[TERN_PARALLEL_MOST], to[TERN_PARALLEL_MOST];
+};
+
+/* Heads are `width` columns each: where each device's end. */
+static void bounds_of(int bound[TERN_PARALLEL_MOST + 1], const struct tern_parallel *s, const struct parts *h,
+                      int width)
 {
-    int bound[TERN_PARALLEL_MOST + 1] = {0}, end[TERN_PARALLEL_MOST] = {0}, from;
-    EACH
-    {
-        tern_parallel_heads(l, i, s->n, &from, &end[i]);
-        bound[i + 1] = end[i] * width;
-    }
-    if (end[0] < l->n_heads)
+    bound[0] = 0;
+    EACH bound[i + 1] = h->to[i] * width;
+}
+
+/* Each device has its heads' columns of x, at least. */
+static void want_heads(struct tern_parallel *s, const struct parts *h, struct tern_dev_rows x, int n_rows, int width)
+{
+    int bound[TERN_PARALLEL_MOST + 1];
+    bounds_of(bound, s, h, width);
+    if (h->to[0] < h->n)
         (void)tern_parallel_want_share(s, x, n_rows, bound);
     else
         tern_parallel_gather(s, x, n_rows);
+}
+
+/* Each device has written its heads' columns of x. */
+static void wrote_heads(struct tern_parallel *s, const struct parts *h, struct tern_dev_rows x, int n_rows, int width)
+{
+    int bound[TERN_PARALLEL_MOST + 1];
+    bounds_of(bound, s, h, width);
+    x.width = bound[s->n];
+    if (h->to[0] < h->n)
+        tern_parallel_wrote_share(s, x, n_rows, bound);
 }
 
 static void op_append(struct tern_dev *dev, int layer, struct tern_dev_rows k, struct tern_dev_rows v)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     const struct tern_kv_layer *l = &s->layers[layer];
-    const int n = s->n_rows;
+    struct parts h = {.n = l->n_heads};
+    EACH tern_parallel_heads(l, i, s->n, &h.from[i], &h.to[i]);
     if (l->k.dim)
-        want_heads(s, l, k, n, l->k.dim);
-    want_heads(s, l, v, n, l->v.dim);
-    EACH
-    {
-        int from, to;
-        tern_parallel_heads(l, i, s->n, &from, &to);
-        D->ops->append(D, layer, l->k.dim ? tern_parallel_columns(k, from * l->k.dim, to * l->k.dim, i) : ROWS(k),
-                       tern_parallel_columns(v, from * l->v.dim, to * l->v.dim, i));
-    }
+        want_heads(s, &h, k, s->n_rows, l->k.dim);
+    want_heads(s, &h, v, s->n_rows, l->v.dim);
+    EACH D->ops->append(D, layer,
+                        l->k.dim ? tern_parallel_columns(k, h.from[i] * l->k.dim, h.to[i] * l->k.dim, i) : ROWS(k),
+                        tern_parallel_columns(v, h.from[i] * l->v.dim, h.to[i] * l->v.dim, i));
 }
 
 static void op_attention(struct tern_dev *dev, const struct tern_attn_shape *shape, struct tern_dev_rows q,
@@ -158,67 +173,65 @@ static void op_attention(struct tern_dev *dev, const struct tern_attn_shape *sha
     struct tern_parallel *s = tern_parallel_of(dev);
     const struct tern_kv_layer *l = &s->layers[shape->layer];
     const int n = s->n_rows, q_dim = l->latent ? l->v.dim + l->k.dim : l->k.dim;
-    int first[TERN_PARALLEL_MOST] = {0}, end[TERN_PARALLEL_MOST] = {0};
-    int reads[TERN_PARALLEL_MOST + 1] = {0}, gives[TERN_PARALLEL_MOST + 1] = {0};
-    EACH
-    {
-        tern_parallel_queries(l, shape->n_heads, i, s->n, &first[i], &end[i]);
-        reads[i + 1] = end[i] * q_dim;
-        gives[i + 1] = end[i] * l->v.dim;
-    }
-    const bool divided = end[0] < shape->n_heads;
-    if (divided)
-        (void)tern_parallel_want_share(s, q, n, reads);
-    else
-        tern_parallel_gather(s, q, n);
+    struct parts h = {.n = shape->n_heads};
+    EACH tern_parallel_queries(l, h.n, i, s->n, &h.from[i], &h.to[i]);
+    want_heads(s, &h, q, n, q_dim);
     tern_parallel_wrote(s, out, n);
     EACH
     {
         struct tern_attn_shape own = *shape;
-        own.n_heads = end[i] - first[i];
-        D->ops->attention(D, &own, tern_parallel_columns(q, first[i] * q_dim, end[i] * q_dim, i),
-                          tern_parallel_columns(out, first[i] * l->v.dim, end[i] * l->v.dim, i));
+        own.n_heads = h.to[i] - h.from[i];
+        D->ops->attention(D, &own, tern_parallel_columns(q, h.from[i] * q_dim, h.to[i] * q_dim, i),
+                          tern_parallel_columns(out, h.from[i] * l->v.dim, h.to[i] * l->v.dim, i));
     }
-    out.width = gives[s->n];
-    if (divided)
-        tern_parallel_wrote_share(s, out, n, gives);
+    wrote_heads(s, &h, out, n, l->v.dim);
+}
+
+static struct tern_choose own_choice(struct tern_parallel *s, const struct tern_choose *c, int i)
+{
+    struct tern_choose own = *c;
+    own.ids = VEC(c->ids);
+    own.counts = VEC(c->counts);
+    return own;
+}
+
+/* Every device chooses, by whole rows: for what is chosen is what all their heads see. */
+static void op_choose(struct tern_dev *dev, const struct tern_choose *c, struct tern_dev_rows q, struct tern_dev_rows w,
+                      int n_rows)
+{
+    struct tern_parallel *s = tern_parallel_of(dev);
+    tern_parallel_gather(s, q, n_rows);
+    tern_parallel_gather(s, w, n_rows);
+    EACH
+    {
+        const struct tern_choose own = own_choice(s, c, i);
+        D->ops->choose(D, &own, ROWS(q), ROWS(w), n_rows);
+    }
 }
 
 static void op_sparse(struct tern_dev *dev, const struct tern_sparse *a, struct tern_dev_rows q,
                       struct tern_dev_rows out, int n_rows)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
-    int first[TERN_PARALLEL_MOST] = {0}, end[TERN_PARALLEL_MOST] = {0}, bound[TERN_PARALLEL_MOST + 1] = {0};
-    EACH
-    {
-        tern_parallel_heads_of(a->n_heads, i, s->n, &first[i], &end[i]);
-        bound[i + 1] = end[i] * a->dim;
-    }
-    const bool divided = end[0] < a->n_heads;
-    if (divided)
-        (void)tern_parallel_want_share(s, q, n_rows, bound);
-    else
-        tern_parallel_gather(s, q, n_rows);
+    struct parts h = {.n = a->n_heads};
+    EACH tern_parallel_heads_of(h.n, i, s->n, &h.from[i], &h.to[i]);
+    want_heads(s, &h, q, n_rows, a->dim);
     tern_parallel_wrote(s, out, n_rows);
     EACH
     {
         struct tern_sparse own = *a;
         struct tern_choose chosen;
-        own.n_heads = end[i] - first[i];
+        own.n_heads = h.to[i] - h.from[i];
         own.sinks = VEC(a->sinks);
-        own.sinks.at += (size_t)first[i];
+        own.sinks.at += (size_t)h.from[i];
         if (a->chosen) {
-            chosen = *a->chosen;
-            chosen.ids = VEC(chosen.ids);
-            chosen.counts = VEC(chosen.counts);
+            chosen = own_choice(s, a->chosen, i);
             own.chosen = &chosen;
         }
-        D->ops->sparse(D, &own, tern_parallel_columns(q, first[i] * a->dim, end[i] * a->dim, i),
-                       tern_parallel_columns(out, first[i] * a->dim, end[i] * a->dim, i), n_rows);
+        D->ops->sparse(D, &own, tern_parallel_columns(q, h.from[i] * a->dim, h.to[i] * a->dim, i),
+                       tern_parallel_columns(out, h.from[i] * a->dim, h.to[i] * a->dim, i), n_rows);
     }
-    out.width = bound[s->n];
-    if (divided)
-        tern_parallel_wrote_share(s, out, n_rows, bound);
+    wrote_heads(s, &h, out, n_rows, a->dim);
 }
 
 void tern_parallel_head_operations(struct tern_dev_ops *ops, const struct tern_dev_ops *of)
@@ -229,5 +242,6 @@ void tern_parallel_head_operations(struct tern_dev_ops *ops, const struct tern_d
     ops->stack = of->stack ? op_stack : NULL;
     ops->append = op_append;
     ops->attention = op_attention;
+    ops->choose = of->choose ? op_choose : NULL;
     ops->sparse = of->sparse ? op_sparse : NULL;
 }

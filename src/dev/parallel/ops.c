@@ -107,21 +107,6 @@ static void op_compress(struct tern_dev *dev, const struct tern_compress *c, str
     }
 }
 
-static void op_choose(struct tern_dev *dev, const struct tern_choose *c, struct tern_dev_rows q, struct tern_dev_rows w,
-                      int n_rows)
-{
-    struct tern_parallel *s = tern_parallel_of(dev);
-    tern_parallel_gather(s, q, n_rows);
-    tern_parallel_gather(s, w, n_rows);
-    EACH
-    {
-        struct tern_choose own = *c;
-        own.ids = VEC(c->ids);
-        own.counts = VEC(c->counts);
-        D->ops->choose(D, &own, ROWS(q), ROWS(w), n_rows);
-    }
-}
-
 static struct tern_hyper own_hyper(struct tern_parallel *s, const struct tern_hyper *h, int i)
 {
     struct tern_hyper own = *h;
@@ -270,9 +255,11 @@ static void op_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m
             const struct tern_dev_form *f = m[j].w->form;
             const int from = f->bound[i], to = f->bound[i + 1];
             struct tern_dev_vec bias = VEC(m[j].bias);
-            if (f->by == TERN_PARALLEL_COPIED)
+            if (f->by == TERN_PARALLEL_COPIED) {
                 own[n++] = (struct tern_matmul){&f->all[i], bias, ROWS(m[j].y), m[j].f32};
-            if (f->by == TERN_PARALLEL_COPIED || from == to)
+                continue;
+            }
+            if (from == to)
                 continue;
             bias.at += bias.mem ? (size_t)from : 0;
             own[n++] = (struct tern_matmul){&f->own[i], bias, tern_parallel_columns(m[j].y, from, to, i), m[j].f32};
@@ -308,7 +295,6 @@ void tern_parallel_operations(struct tern_dev_ops *ops, const struct tern_dev_op
     ops->best = of->best ? op_best : NULL;
     ops->clamp = of->clamp ? op_clamp : NULL;
     ops->compress = of->compress ? op_compress : NULL;
-    ops->choose = of->choose ? op_choose : NULL;
     ops->hyper_read = of->hyper_read ? op_hyper_read : NULL;
     ops->hyper_write = of->hyper_write ? op_hyper_write : NULL;
 }

@@ -49,6 +49,7 @@ static size_t op_scratch_bytes(const struct tern_dev *dev)
 {
     const struct tern_parallel *s = (const struct tern_parallel *)dev;
     size_t bytes = s->crossing_floats * sizeof *s->crossing;
+    bytes += s->between.mem ? s->between.mem->bytes * (size_t)s->n : 0;
     for (int i = 0; i < s->n; i++)
         bytes += s->d[i]->ops->scratch_bytes(s->d[i]);
     return bytes;

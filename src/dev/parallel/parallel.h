@@ -85,7 +85,9 @@ struct tern_parallel {
     int layer;      /* whose weights are planned; -1: of none */
     size_t planned; /* runs of weights, at most */
     enum tern_dev_use use;
-    enum { TERN_PARALLEL_UNDECIDED, TERN_PARALLEL_APART, TERN_PARALLEL_TOGETHER } experts; /* the layer's stacks */
+    /* The layer's stacks of experts; of the first one the outputs, and whose they are. */
+    enum { TERN_PARALLEL_UNDECIDED, TERN_PARALLEL_APART, TERN_PARALLEL_TOGETHER } experts;
+    int expert_bound[TERN_PARALLEL_MOST + 1];
     struct tern_dev_rows between; /* experts.c: [pairs of a step][widest expert], without experts none */
     /* What each device is told of caches. */
     int n_caches, n_groups;

@@ -1,6 +1,7 @@
 /* Weights: of every layer's matrices each device has some of the outputs, of a stack of experts those of each of them,
  * and of a stack of heads some of the matrices.  What is no layer's (the embedding, which is often the output matrix,
  * too) every device has whole, and multiplies by its own outputs all the same. */
+#include <string.h>
 #include "base/mem.h"
 #include "dev/parallel/parallel.h"
 
@@ -46,12 +47,17 @@ static int unit_of(const struct tern_weight_source *from, int64_t n)
     return n % pair ? TERN_PANEL : pair;
 }
 
-/* Stacks of one layer's experts are divided all of them or none. */
+/* Stacks of one layer's experts are divided all of them or none, and gate and up, which are as long, alike. */
 static int divide_experts(struct tern_parallel *s, struct tern_dev_form *f, const struct tern_weight_source *from,
                           int64_t k, tern_error *err)
 {
+    const bool first = s->experts == TERN_PARALLEL_UNDECIDED;
+    if (first)
+        memcpy(s->expert_bound, f->bound, sizeof s->expert_bound);
+    else if (f->bound[f->n] == s->expert_bound[f->n])
+        memcpy(f->bound, s->expert_bound, sizeof f->bound);
     const bool can = s->layer >= 0 && divides(f, from, k);
-    if (s->experts == TERN_PARALLEL_UNDECIDED)
+    if (first)
         s->experts = can ? TERN_PARALLEL_APART : TERN_PARALLEL_TOGETHER;
     f->by = s->experts == TERN_PARALLEL_APART ? TERN_PARALLEL_OUTPUTS : TERN_PARALLEL_COPIED;
     if (f->by == TERN_PARALLEL_OUTPUTS && !can)

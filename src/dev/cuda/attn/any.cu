@@ -179,11 +179,11 @@ template <class K, bool CODED, class PAGES> __device__ static inline void attend
         attend<kind, true, code_pages<kind>>(a);                                            \
     }
 /* Heads of up to 128 dims. */
-#define HALF_KEYS(n, blocks)                                                       \
+#define HALF_KEYS(n, blocks)                                                    \
     TERN_CUDA_KERNEL_BEGIN(any_half_keys_##n, tern_cuda_attn_args, 128, blocks) \
-    {                                                                              \
-        using kind = any_kind<4, n, 1, true>;                                      \
-        attend<kind, true, code_pages<kind>>(a);                                   \
+    {                                                                           \
+        using kind = any_kind<4, n, 1, true>;                                   \
+        attend<kind, true, code_pages<kind>>(a);                                \
     }
 KERNEL(1, 1, 4, 6)
 KERNEL(1, 2, 4, 5)

@@ -12,8 +12,9 @@
 #define S_ROW 68 /* scores of 64 tokens, and weights of them: lanes meet no bank twice */
 #define P_ROW 72
 
-/* A kernel: warps of a block, eight q rows T times, blocks of 128 values, whether keys are halves beside values of codes.  A warp has 16 tokens and, of eight warps, half of the
- * dims for the scores; then the softmax of OWN q rows, warp + WARPS n; then TILES times 16 of each 128 dims. */
+/* A kernel: warps of a block, eight q rows T times, blocks of 128 values; H: keys are halves beside values of codes.  A warp has
+ * 16 tokens and, of eight warps, half of the dims for the scores; then the softmax of OWN q rows, warp + WARPS n; then TILES
+ * times 16 of each 128 dims. */
 template <int W, int T, int V, bool H = false> struct any_kind {
     static constexpr bool HALF_KEYS = H;
     static constexpr int WARPS = W, THREADS = 32 * W, NT = T, ROWS = 8 * T, OWN = ROWS / W, BLOCKS = V, TILES = 8 / W;

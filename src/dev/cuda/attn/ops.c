@@ -31,7 +31,7 @@ static bool of_halves(const struct tern_cuda_layer *l)
 static int kind_of_codes(const struct tern_cuda_layer *l)
 {
     static const int scalar[] = {[2] = 0, [3] = 2, [4] = 4, [8] = 8}, trellis[] = {[2] = 12, [3] = 10, [4] = 6};
-    static const struct {
+    static const struct { /* as kernels.def has them */
         int keys, values;
     } mixed[] = {{8, 4}, {8, 3}, {8, 2}, {4, 3}, {4, 2}};
     if (l->k.form != TERN_CUDA_CODES || l->v.form != TERN_CUDA_CODES || l->k.trellis != l->v.trellis)
