@@ -137,7 +137,8 @@ typedef struct tern_reader tern_reader;
 /* bytes: 0 = 256 MiB, at least 1 MiB; all of them are touched. */
 TERN_API int tern_reader_new(tern_reader **out, size_t bytes, tern_error *err);
 TERN_API void tern_reader_free(tern_reader *r);
-/* One pass by the threads of e; bytes per second. */
+/* One pass by the threads of e, or by a device with memory of its own over four times as many bytes there; bytes per
+ * second.  0: it is not known, for the device has no room for them or a model is on cards and in the host's memory. */
 TERN_API double tern_reader_pass(tern_reader *r, tern_engine *e);
 
 /* What a step of so many decode rows has to read, each the last of ctx tokens of a sequence of one of the engine's

@@ -365,7 +365,8 @@ struct figures {
     const char *kv;
     int depth, threads, batch;
     tern_spread speed; /* tokens per second of all sequences together */
-    tern_spread read;  /* bytes per second of reading alone */
+    bool has_read;
+    tern_spread read; /* bytes per second of reading alone */
     /* Of decode lines alone: */
     bool decode, has_ratio;
     tern_spread ratio;                /* speed over that of one sequence alone, round by round */
@@ -388,9 +389,10 @@ static int summarise_decode(const struct bench *b, struct line l, struct figures
         f->per_token.kv += bytes.kv / f->batch / b->tg;
     }
     per_step = (f->per_token.weights + f->per_token.kv) * f->batch;
-    for (int r = 0; r < b->reps; r++)
+    for (int r = 0; f->has_read && r < b->reps; r++)
         b->x[r] = per_step * b->tg / seconds[r] / read[r];
-    TERN_TRY(tern_spread_of(&f->share, b->x, b->reps, err));
+    if (f->has_read)
+        TERN_TRY(tern_spread_of(&f->share, b->x, b->reps, err));
     f->has_ratio = b->batches[0] == 1;
     if (!f->has_ratio)
         return 0;
@@ -415,6 +417,7 @@ static int summarise(const struct bench *b, struct line l, struct figures *f, te
         b->x[r] = (double)n * f->batch / cell(b, l)[r];
     TERN_TRY(tern_spread_of(&f->speed, b->x, b->reps, err));
     TERN_TRY(tern_spread_of(&f->read, read_cell(b, l), b->reps, err));
+    f->has_read = f->read.min > 0;
     f->experts = &b->experts[at_line(b, l) * 2];
     if (b->profiles.of) {
         f->profile = b->profiles.of[at_line(b, l)];
@@ -520,7 +523,7 @@ out:
 static int print_row(const struct bench *b, const struct figures *f, void *to, tern_error *err)
 {
     int rc = 0;
-    char ratio[16] = "-";
+    char ratio[16] = "-", share[16] = "-";
     (void)b, (void)to;
     TERN_TRY(tern_out_printf(err, "%-8s %6d  %-16s %7d  %5d  %9.2f %9.2f %9.2f", f->test, f->depth, f->kv, f->threads,
                              f->batch, f->speed.median, f->speed.min, f->speed.max));
@@ -528,8 +531,10 @@ static int print_row(const struct bench *b, const struct figures *f, void *to, t
         return tern_out_printf(err, "\n");
     if (f->has_ratio)
         (void)snprintf(ratio, sizeof ratio, "%.2f", f->ratio.median);
-    TERN_TRY(tern_out_printf(err, "  %9.2f  %6s  %9.2f  %6.0f%%\n", f->speed.median / f->batch, ratio,
-                             (f->per_token.weights + f->per_token.kv) * 1e-6, f->share.median * 100));
+    if (f->has_read)
+        (void)snprintf(share, sizeof share, "%.0f%%", f->share.median * 100);
+    TERN_TRY(tern_out_printf(err, "  %9.2f  %6s  %9.2f  %7s\n", f->speed.median / f->batch, ratio,
+                             (f->per_token.weights + f->per_token.kv) * 1e-6, share));
 out:
     return rc;
 }
@@ -573,12 +578,16 @@ static int print_csv_row(const struct bench *b, const struct figures *f, void *t
     else
         TERN_TRY(tern_out_printf(err, ",,,"));
     if (f->decode)
-        TERN_TRY(tern_out_printf(err, "%.0f,%.0f,%.4f,%.4f,%.4f,", f->per_token.weights, f->per_token.kv,
-                                 f->share.median, f->share.min, f->share.max));
+        TERN_TRY(tern_out_printf(err, "%.0f,%.0f,", f->per_token.weights, f->per_token.kv));
     else
-        TERN_TRY(tern_out_printf(err, ",,,,,"));
-    TERN_TRY(tern_out_printf(err, "%.3f,%d,%s", f->read.median * 1e-9, b->reps,
-                             tern_csv_text(tern_model_get_info(b->setup.model)->path)));
+        TERN_TRY(tern_out_printf(err, ",,"));
+    if (f->decode && f->has_read)
+        TERN_TRY(tern_out_printf(err, "%.4f,%.4f,%.4f,", f->share.median, f->share.min, f->share.max));
+    else
+        TERN_TRY(tern_out_printf(err, ",,,"));
+    if (f->has_read)
+        TERN_TRY(tern_out_printf(err, "%.3f", f->read.median * 1e-9));
+    TERN_TRY(tern_out_printf(err, ",%d,%s", b->reps, tern_csv_text(tern_model_get_info(b->setup.model)->path)));
     TERN_TRY(tern_machine_csv(err));
 out:
     return rc;
@@ -601,13 +610,13 @@ static int add_result(const struct bench *b, const struct figures *f, void *to, 
     json_t *o = json_pack("{ss si s{so} si si sf sf sf ss si so}", "test", f->test, "depth", f->depth, "kv", "spec",
                           tern_json_text(f->kv), "threads", f->threads, "batch", f->batch, "median", f->speed.median,
                           "min", f->speed.min, "max", f->speed.max, "unit", "tok/s", "reps", b->reps, "read_gb_per_s",
-                          tern_json_spread(&f->read, 1e9));
+                          f->has_read ? tern_json_spread(&f->read, 1e9) : json_null());
     if (f->decode) {
         json_object_set_new(o, "per_sequence", json_real(f->speed.median / f->batch));
         json_object_set_new(o, "x_one", f->has_ratio ? tern_json_spread(&f->ratio, 1) : json_null());
         json_object_set_new(o, "weight_bytes_per_token", json_real(f->per_token.weights));
         json_object_set_new(o, "kv_bytes_per_token", json_real(f->per_token.kv));
-        json_object_set_new(o, "read_share", tern_json_spread(&f->share, 1));
+        json_object_set_new(o, "read_share", f->has_read ? tern_json_spread(&f->share, 1) : json_null());
     }
     if (f->profile)
         json_object_set_new(o, "profile", operations_json(f->profile, f->limits));

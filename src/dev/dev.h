@@ -100,7 +100,6 @@ struct tern_dev_ops {
     /* Of devices made of others, once, of memory that is lazy or adopted, before it is used: what lies in it.  NULL
      * elsewhere. */
     int (*divide)(struct tern_dev *d, struct tern_dev_mem *m, const struct tern_dev_division *by, tern_error *err);
-    /* Bytes in memory. */
     void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
     void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
     /* One piece of host memory that every step copies rows out to: they come there without a detour, until it is told
@@ -109,6 +108,8 @@ struct tern_dev_ops {
     void (*copy)(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                  size_t from_at, size_t bytes);
     void (*zero)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+    /* Bytes per second of reading all of m and nothing else; 0: it failed.  NULL: nobody knows. */
+    double (*read)(struct tern_dev *d, const struct tern_dev_mem *m);
     /* Not needed until it is written again: lazy memory goes back to the system. */
     void (*discard)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
 
@@ -229,8 +230,7 @@ struct tern_dev_ops {
                         struct tern_dev_rows m, struct tern_dev_rows t, int n_rows);
     /* y[i] = x[rows[i]], 0 <= i < n.  rows: lent as the step is. */
     void (*pick)(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows x, const int *rows, int n);
-    /* NULL: the host looks at whole rows. */
-    void (*best)(struct tern_dev *d, const struct tern_best *b, int n_rows);
+    void (*best)(struct tern_dev *d, const struct tern_best *b, int n_rows); /* NULL: the host looks at whole rows */
 };
 
 /* Opens the device of a name (dev/find.h); closes it, NULL is legal. */

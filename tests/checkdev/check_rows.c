@@ -151,6 +151,22 @@ static void copies(struct checkdev *c)
     checkdev_free(c, &z);
 }
 
+/* Reading memory says how fast that was, and leaves it as it is. */
+static void reads(struct checkdev *c)
+{
+    static const size_t sizes[] = {4, 1000, 3 * 4096 + 12, 300000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct both x = checkdev_random(c, sizes[i]);
+        const struct tern_dev_ops *ops = c->d[OTHER]->ops;
+        const double speed = ops->read ? ops->read(c->d[OTHER], x.m[OTHER]) : 1;
+        char about[40];
+        (void)snprintf(about, sizeof about, "%zu floats", sizes[i]);
+        checkdev_line(c, "read", about, speed > 0 ? 0 : 1, 0);
+        checkdev_compare(c, "read", about, &x, sizes[i], (int)sizes[i], 1, 0);
+        checkdev_free(c, &x);
+    }
+}
+
 /* ---- the best of rows: equal to the last bit --------------------------------------------------------------------- */
 
 enum { BEST_ROWS = 300, BEST_WIDTH = 262144 };
@@ -231,4 +247,5 @@ void check_rows(struct checkdev *c)
     elementwise(c);
     heads(c);
     copies(c);
+    reads(c);
 }

@@ -212,6 +212,7 @@ void tern_cuda_lands(struct tern_dev *d, void *host, size_t bytes);
 void tern_cuda_copy(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                     size_t from_at, size_t bytes);
 void tern_cuda_zero(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+double tern_cuda_read(struct tern_dev *d, const struct tern_dev_mem *m);
 void tern_cuda_discard(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
 /* After the stream has been waited for: what copy_out brought goes to where it was asked for. */
 void tern_cuda_hand_on(struct tern_cuda *d);

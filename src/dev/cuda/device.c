@@ -283,11 +283,12 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
     .limit = tern_cuda_limit, .held = tern_cuda_held, .claim = tern_cuda_claim, .reserve = tern_cuda_reserve,         \
     .release = tern_cuda_release, .adopt = tern_cuda_adopt, .copy_in = tern_cuda_copy_in,                             \
     .copy_out = tern_cuda_copy_out, .lands = tern_cuda_lands, .copy = tern_cuda_copy, .zero = tern_cuda_zero,         \
-    .discard = tern_cuda_discard, .weight_plan = tern_cuda_weight_plan, .weight_bytes = tern_cuda_weight_bytes,       \
-    .weight_about = tern_cuda_weight_about, .weight_place = tern_cuda_weight_place,                                   \
-    .weight_load = tern_cuda_weight_load, .weight_drop = tern_cuda_weight_drop, .weight_out = tern_cuda_weight_out,   \
-    .begin = tern_cuda_begin, .end = tern_cuda_end, .embed = tern_cuda_embed, .norm = tern_cuda_norm,                 \
-    .add = tern_cuda_add, .scale = tern_cuda_scale, .matmul = tern_cuda_matmul, .rope_table = tern_cuda_rope_table,   \
+    .read = tern_cuda_read, .discard = tern_cuda_discard, .weight_plan = tern_cuda_weight_plan,                       \
+    .weight_bytes = tern_cuda_weight_bytes, .weight_about = tern_cuda_weight_about,                                   \
+    .weight_place = tern_cuda_weight_place, .weight_load = tern_cuda_weight_load,                                     \
+    .weight_drop = tern_cuda_weight_drop, .weight_out = tern_cuda_weight_out, .begin = tern_cuda_begin,               \
+    .end = tern_cuda_end, .embed = tern_cuda_embed, .norm = tern_cuda_norm, .add = tern_cuda_add,                     \
+    .scale = tern_cuda_scale, .matmul = tern_cuda_matmul, .rope_table = tern_cuda_rope_table,                         \
     .heads = tern_cuda_heads, .copy_heads = tern_cuda_copy_heads, .append = tern_cuda_append,                         \
     .attention = tern_cuda_attention, .recode = tern_cuda_recode, .glu = tern_cuda_glu, .softcap = tern_cuda_softcap, \
     .gate = tern_cuda_gate, .stack = tern_cuda_stack, .route = tern_cuda_route, .experts = tern_cuda_experts,         \

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
+#include "dev/cuda/rows.h"
 
 #define SMALL ((size_t)32 << 20) /* lazy memory of less is mapped in the smallest chunks */
 #define CHUNK ((size_t)16 << 20)
@@ -361,6 +362,34 @@ void tern_cuda_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, siz
         if (there)
             (void)tern_cuda_ok(d, tern_cu.cuMemsetD8Async(m->p + at, 0, n, d->stream), "clearing memory of the card");
     }
+}
+
+#define READ_THREADS 512
+
+/* Between two events, so what the host takes to start it does not count. */
+double tern_cuda_read(struct tern_dev *dev, const struct tern_dev_mem *m)
+{
+    struct tern_cuda *d = tern_cuda_of(dev);
+    const struct tern_cuda_read_args a = {m->p, m->bytes / 16};
+    tern_cu_event at[2] = {NULL, NULL};
+    float ms = 0;
+    if (m->chunk || !a.n)
+        return 0;
+    tern_cuda_flush(d);
+    bool ok = tern_cuda_ok(d, tern_cu.cuEventCreate(&at[0], 0), "making an event") &&
+              tern_cuda_ok(d, tern_cu.cuEventCreate(&at[1], 0), "making an event") &&
+              tern_cuda_ok(d, tern_cu.cuEventRecord(at[0], d->stream), "measuring");
+    if (ok) {
+        tern_cuda_launch(d, TERN_CUDA_K_read, 4 * (unsigned)d->card->processors, 1, 1, READ_THREADS, 0, &a, sizeof a);
+        tern_cuda_flush(d);
+        ok = tern_cuda_ok(d, tern_cu.cuEventRecord(at[1], d->stream), "measuring") &&
+             tern_cuda_ok(d, tern_cu.cuEventSynchronize(at[1]), "measuring") &&
+             tern_cuda_ok(d, tern_cu.cuEventElapsedTime(&ms, at[0], at[1]), "measuring");
+    }
+    for (int i = 0; i < 2; i++)
+        if (at[i])
+            (void)tern_cu.cuEventDestroy_v2(at[i]);
+    return ok && ms > 0 ? (double)a.n * 16 * 1e3 / (double)ms : 0;
 }
 
 void tern_cuda_discard(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes)

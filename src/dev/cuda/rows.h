@@ -87,4 +87,9 @@ struct tern_cuda_best_args {
     int32_t width, n_parts, n, unused;
 };
 
+/* 16 bytes each: [0, n) from `from` on are read, and nothing comes of it. */
+struct tern_cuda_read_args {
+    uint64_t from, n;
+};
+
 #endif

@@ -288,6 +288,20 @@ void tern_parallel_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at,
     each_piece(dev, m, at, bytes, tern_parallel_of(dev)->d[0]->ops->zero);
 }
 
+/* Each has memory of its own, so together they read as much as all of them alone. */
+double tern_parallel_read(struct tern_dev *dev, const struct tern_dev_mem *m)
+{
+    const struct tern_parallel *s = tern_parallel_of(dev);
+    double all = 0;
+    for (int i = 0; i < s->n; i++) {
+        const double one = s->d[i]->ops->read ? s->d[i]->ops->read(s->d[i], m->m[i]) : 0;
+        if (one <= 0)
+            return 0;
+        all += one;
+    }
+    return all;
+}
+
 void tern_parallel_discard(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, size_t bytes)
 {
     each_piece(dev, m, at, bytes, tern_parallel_of(dev)->d[0]->ops->discard);

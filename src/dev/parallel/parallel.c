@@ -149,6 +149,7 @@ int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev
                                    .lands = of[0]->lands ? op_lands : NULL,
                                    .copy = tern_parallel_copy,
                                    .zero = tern_parallel_zero,
+                                   .read = tern_parallel_read,
                                    .discard = tern_parallel_discard,
                                    .weight_plan = tern_parallel_weight_plan,
                                    .weight_bytes = tern_parallel_weight_bytes,

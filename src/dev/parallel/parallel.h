@@ -140,6 +140,7 @@ void tern_parallel_copy_out(struct tern_dev *d, void *host, const struct tern_de
 void tern_parallel_copy(struct tern_dev *d, struct tern_dev_mem *to, size_t to_at, const struct tern_dev_mem *from,
                         size_t from_at, size_t bytes);
 void tern_parallel_zero(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
+double tern_parallel_read(struct tern_dev *d, const struct tern_dev_mem *m);
 void tern_parallel_discard(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes);
 
 /* ---- weights.c ---- */
