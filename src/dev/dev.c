@@ -123,9 +123,9 @@ void tern_dev_close(struct tern_dev *d)
         d->ops->close(d);
 }
 
-int tern_dev_fault(struct tern_dev *d, tern_error *err)
+int tern_dev_fault(struct tern_dev *d, bool keep, tern_error *err)
 {
-    return d->ops->fault ? d->ops->fault(d, err) : 0;
+    return d->ops->fault ? d->ops->fault(d, keep, err) : 0;
 }
 
 int tern_dev_stages(const struct tern_dev_limits *l, int *set, size_t *bytes)

@@ -79,8 +79,8 @@ struct tern_dev_ops {
     size_t (*scratch_bytes)(const struct tern_dev *d);
     void (*sync)(struct tern_dev *d);
     /* After sync: what went wrong with what was queued since the last call, whose results then count for nothing: the
-     * device ran out of memory, or is lost.  NULL: nothing can. */
-    int (*fault)(struct tern_dev *d, tern_error *err);
+     * device ran out of memory, or is lost.  keep: the next call says it again.  NULL: nothing can. */
+    int (*fault)(struct tern_dev *d, bool keep, tern_error *err);
 
     /* Of a device with memory of its own; NULL elsewhere.  limit: from here on its tern_dev take so many bytes at most,
      * and are refused more as if the card had no more; what is taken stays.  0: what was free when the device was
@@ -237,7 +237,7 @@ struct tern_dev_ops {
 int tern_dev_open(struct tern_dev **out, const char *name, struct tern_pool *pool, tern_error *err);
 void tern_dev_close(struct tern_dev *d);
 /* What went wrong with what was queued (`fault`), which must have been waited for; 0 where nothing did. */
-int tern_dev_fault(struct tern_dev *d, tern_error *err);
+int tern_dev_fault(struct tern_dev *d, bool keep, tern_error *err);
 
 /* Sets of staging tiles that the layers of a step need, one for what is not read after its layer, and which of them
  * each layer has: set [n_layers of a cache], 0 before.  bytes: of the largest tile of any span, all KV heads. */

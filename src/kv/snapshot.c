@@ -163,6 +163,7 @@ int tern_kv_save(const struct tern_kv_cache *c, const struct tern_kv_seq *s, con
     if (rc < 0)
         return rc;
     TERN_TRY(write_file(&f, c, s, info, err));
+    TERN_TRY(tern_dev_fault(c->dev, true, err)); /* what a device did not bring would be zeros */
     TERN_TRY(tern_outfile_commit(&f, err));
 out:
     tern_outfile_abort(&f);

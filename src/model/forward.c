@@ -135,7 +135,7 @@ void tern_forward_guess(struct tern_forward *f, const struct tern_forward_batch 
 
 int tern_forward_fault(struct tern_forward *f, tern_error *err)
 {
-    const int rc = tern_dev_fault(f->dev, err);
+    const int rc = tern_dev_fault(f->dev, false, err);
     if (rc < 0 || !f->fault.code)
         return rc;
     if (err)

@@ -704,7 +704,7 @@ int tern_net_load(struct tern_net **out, const struct tern_file *f, const struct
     net->digest = tern_load_digest(ld.f);
     TERN_TRY(load_weights(&ld, pool, kept, err));
     ld.dev->ops->sync(ld.dev);
-    TERN_TRY(tern_dev_fault(ld.dev, err));
+    TERN_TRY(tern_dev_fault(ld.dev, false, err));
     if (!net->globals[TERN_HEAD].mat.form) /* tied: the embedding is the output matrix */
         net->globals[TERN_HEAD] = net->globals[TERN_EMBED];
     TERN_TRY(tern_load_ropes(net, f, err));

@@ -311,6 +311,7 @@ int tern_packfile_end(struct tern_packfile *p, tern_error *err)
     p->h.stamp = tern_file_stamp(p->b->f, p->h.hash);
     memcpy(p->head, &p->h, sizeof p->h);
     TERN_TRY(flush(p, err));
+    TERN_TRY(tern_dev_fault(p->b->dev, true, err)); /* what it did not bring would be zeros */
     TERN_TRY(tern_outfile_write_at(&p->f, p->head, p->h.data_offset, 0, err));
     TERN_TRY(tern_outfile_commit(&p->f, err));
 out:

@@ -77,7 +77,9 @@ static int leave(void *arg, bool *over, tern_error *err)
 {
     struct leaving *g = arg;
     int rc = g->out ? 0 : tern_prefix_out_begin(&g->out, g->cache, g->tokens, g->n, g->most, err);
-    *over = rc < 0 || !tern_prefix_out_more(g->out);
+    if (rc == 0)
+        rc = tern_prefix_out_more(g->out, over, err);
+    *over = *over || rc < 0;
     return rc;
 }
 

@@ -144,8 +144,9 @@ void tern_tiers_close(struct tern_tiers *t, double seconds);
 void tern_tiers_get_stats(struct tern_tiers *t, struct tern_tier_stats *disk, struct tern_tier_stats *shared);
 
 /* Room for a record that is to be written; NULL: all slots are full, or nothing can be written.  The engine's thread
- * fills it, hashes apart, and puts it. */
+ * fills it, hashes apart, and puts it; or gives it back. */
 void *tern_tiers_room(struct tern_tiers *t);
+void tern_tiers_give(struct tern_tiers *t, void *room);
 void tern_tiers_put(struct tern_tiers *t, void *record);
 bool tern_tiers_writes(struct tern_tiers *t); /* false: nothing can be written for the time being */
 

@@ -83,6 +83,13 @@ void *tern_tiers_room(struct tern_tiers *t)
     return slot;
 }
 
+void tern_tiers_give(struct tern_tiers *t, void *room)
+{
+    (void)pthread_mutex_lock(&t->lock);
+    t->to_write.free[t->to_write.n_free++] = room;
+    (void)pthread_mutex_unlock(&t->lock);
+}
+
 void tern_tiers_put(struct tern_tiers *t, void *record)
 {
     (void)pthread_mutex_lock(&t->lock);

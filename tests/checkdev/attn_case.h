@@ -412,7 +412,7 @@ static inline void worker_step(struct worker *w, const struct part *parts, int n
     w->ops->end(w->dev);
     tern_dev_rows_out(w->dev, w->host, w->out, 0, rows);
     w->ops->sync(w->dev);
-    worker_ok(w, tern_dev_fault(w->dev, &err), &err);
+    worker_ok(w, tern_dev_fault(w->dev, false, &err), &err);
     const float *from = w->host;
     for (int i = 0; i < n; i++) {
         const size_t width = (size_t)w->out.width, at = (size_t)parts[i].seq * (size_t)w->seqs.max;

@@ -181,7 +181,7 @@ static void keep(const struct layers *h, struct kept *k)
         h->d->ops->copy_out(h->d, k->x[i], all[i].mem, 0, (size_t)k->n[i] * sizeof *k->x[i]);
         h->d->ops->sync(h->d);
     }
-    must(tern_dev_fault(h->d, &err), &err);
+    must(tern_dev_fault(h->d, false, &err), &err);
 }
 
 /* How often an emulated driver has been given a kernel; -1: it is another driver. */

@@ -374,7 +374,7 @@ static void run_step(struct test *t, int i, const struct part *parts, int n)
         run_layer(t, i, layer, rows);
     d->ops->end(d);
     d->ops->sync(d);
-    image_ok(tern_dev_fault(d, &err), &err);
+    image_ok(tern_dev_fault(d, false, &err), &err);
 }
 
 /* ---- what a step leaves ------------------------------------------------------------------------------------------ */

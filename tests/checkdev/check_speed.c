@@ -45,7 +45,7 @@ static void time_steps(double t[REPS], struct tern_dev *d, int n_rows, part_fn *
         if (r >= 0)
             t[r] = (now() - t0) / n;
     }
-    if (tern_dev_fault(d, &err) < 0)
+    if (tern_dev_fault(d, false, &err) < 0)
         printf("%s\n", err.msg);
     qsort(t, REPS, sizeof *t, by_size);
 }

@@ -79,7 +79,7 @@ void checkdev_out(struct checkdev *c, const struct both *b, int which, void *to,
     tern_error err;
     c->d[which]->ops->copy_out(c->d[which], to, b->m[which], 0, bytes);
     c->d[which]->ops->sync(c->d[which]);
-    if (tern_dev_fault(c->d[which], &err) < 0) {
+    if (tern_dev_fault(c->d[which], false, &err) < 0) {
         (void)fprintf(stderr, "%s\n", err.msg);
         exit(1);
     }

@@ -53,7 +53,7 @@ static void memory(void)
     d->ops->copy_out(d, back, lazy, ((size_t)1 << 40) - 11,
                      4); /* within the chunk at the edge, or given back: either */
     d->ops->sync(d);
-    CHECK(tern_dev_fault(d, &err) == 0);
+    CHECK(tern_dev_fault(d, false, &err) == 0);
     d->ops->release(d, lazy);
     d->ops->release(d, whole);
     d->ops->release(d, other);
@@ -94,7 +94,7 @@ static void copies(void)
         CHECK(memcmp(back, from, 2 << 20) == 0 && back[1 << 19] == 0);
     }
     d->ops->copy_out(d, back, m, 0, 64); /* nobody waits for it */
-    CHECK(tern_dev_fault(d, &err) == 0);
+    CHECK(tern_dev_fault(d, false, &err) == 0);
     d->ops->release(d, m);
     tern_dev_close(d);
     tern_pool_free(pool);
@@ -112,12 +112,12 @@ static void full(void)
     for (size_t at = 0; at < (size_t)128 << 20; at += (size_t)16 << 20)
         d->ops->copy_in(d, lazy, at, &byte, 1);
     d->ops->sync(d);
-    CHECK(tern_dev_fault(d, &err) == TERN_ENOMEM && !strchr(err.msg, '\n'));
-    CHECK(tern_dev_fault(d, &err) == 0);
+    CHECK(tern_dev_fault(d, false, &err) == TERN_ENOMEM && !strchr(err.msg, '\n'));
+    CHECK(tern_dev_fault(d, false, &err) == 0);
     d->ops->discard(d, lazy, 0, (size_t)1 << 30);
     d->ops->copy_in(d, lazy, (size_t)500 << 20, &byte, 1);
     d->ops->sync(d);
-    CHECK(tern_dev_fault(d, &err) == 0);
+    CHECK(tern_dev_fault(d, false, &err) == 0);
     const struct tern_dev_limits l = {.max_rows = 1 << 16, .max_narrow = 1 << 16, .max_k = 1 << 16};
     CHECK(d->ops->prepare(d, &l, &err) == TERN_ENOMEM);
     d->ops->release(d, lazy);
@@ -138,7 +138,7 @@ static void lost(void)
         d->ops->scale(d, x, 1, 2);
         d->ops->end(d);
         d->ops->sync(d);
-        CHECK(tern_dev_fault(d, &err) == TERN_EIO);
+        CHECK(tern_dev_fault(d, false, &err) == TERN_EIO);
         CHECK(strstr(err.msg, "lost") && strstr(err.msg, "Fake card"));
     }
     struct tern_dev_mem *m;

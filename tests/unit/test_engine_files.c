@@ -221,12 +221,77 @@ static void test_no_room(void **state)
     tear_down(&f);
 }
 
+/* A device that says it is lost to who has to be sure of what it brought; steps are not told. */
+static int lost(struct tern_dev *d, bool keep, tern_error *err)
+{
+    (void)d;
+    return keep ? tern_err_set(err, TERN_EIO, "the device is lost") : 0;
+}
+
+/* A loop on f->e with a folder: how much of the prompt it knew. */
+static int asked_in_folder(struct fixture *f, const char *folder, int exported)
+{
+    tern_error err = {0};
+    void *bytes = NULL;
+    size_t n;
+    int n_tokens;
+    tiny_ok(
+        tern_loop_open(&f->loop, f->e, &(tern_loop_params){.cache_bytes = (size_t)1 << 30, .cache_dir = folder}, &err),
+        &err);
+    struct lc_request *r = ask(f, WHOLE + 1, 1);
+    const int known = r->end.n_cached;
+    free(r);
+    assert_int_equal(tern_loop_cache_export(f->loop, f->ids, N, SIZE_MAX, &bytes, &n, &n_tokens, &err), exported);
+    free(bytes);
+    tern_loop_close(&f->loop);
+    return known;
+}
+
+/* Of what a lost device brought, which are zeros, nothing is kept: no session, no page in a folder, no cache file. */
+static void test_lost_device(void **state)
+{
+    (void)state;
+    struct fixture f;
+    tern_error err = {0};
+    char folder[] = "/tmp/tern-lost-XXXXXX", file[64], line[96];
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(file, sizeof file, "%s/session", folder);
+    set_up(&f, "llama-tied");
+    close_loop(&f);
+    f.e = open_engine(&f.t, 150);
+    const struct tern_dev_ops *whole = f.e->dev->ops;
+    struct tern_dev_ops broken = *whole;
+    broken.fault = lost;
+
+    f.e->dev->ops = &broken;
+    assert_int_equal(asked_in_folder(&f, folder, TERN_EIO), 0);
+    tern_seq *s;
+    tiny_ok(tern_seq_new(&s, f.e, &err), &err);
+    const tern_step_item it = {.seq = s, .tokens = f.ids, .n_tokens = 70, .logits = TERN_LOGITS_LAST};
+    const float *logits;
+    tiny_ok(tern_step(f.e, &it, 1, &logits, &err), &err);
+    assert_int_equal(tern_seq_save(s, file, &err), TERN_EIO);
+    assert_int_not_equal(access(file, F_OK), 0);
+
+    f.e->dev->ops = whole;
+    tiny_ok(tern_seq_save(s, file, &err), &err);
+    tern_seq_free(s);
+    assert_int_equal(asked_in_folder(&f, folder, 0), 0);
+    assert_int_equal(asked_in_folder(&f, folder, 0), WHOLE + 1);
+    (void)snprintf(line, sizeof line, "rm -rf %s", folder);
+    assert_int_equal(system(line), 0);
+    lc_close_engine(&f.e);
+    open_loop(&f, 0);
+    tear_down(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_out_and_in),
         cmocka_unit_test(test_damage),
         cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_lost_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

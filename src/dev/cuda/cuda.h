@@ -225,8 +225,7 @@ int tern_cuda_step_open(struct tern_cuda *d, const struct tern_dev_limits *l, te
 void tern_cuda_step_close(struct tern_cuda *d);
 void tern_cuda_begin(struct tern_dev *d, const struct tern_dev_step *s);
 void tern_cuda_end(struct tern_dev *d);
-/* Bytes for the card that are known when the step begins, or later in it: copied now, there (at the address answered)
- * before any kernel of the step runs.  Room for the largest step is made by tern_cuda_step_open. */
+/* Bytes for the card, in a step: copied now, there (at the address answered) before any kernel of the step runs. */
 tern_cu_address tern_cuda_send(struct tern_cuda *d, const void *host, size_t bytes);
 
 /* ---- attention's own (attn/ops.c): called by prepare, close, begin (after the tables are there), end ---- */

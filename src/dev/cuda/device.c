@@ -19,7 +19,7 @@ bool tern_cuda_ok(struct tern_cuda *d, tern_cu_result rc, const char *doing)
     return false;
 }
 
-static int op_fault(struct tern_dev *dev, tern_error *err)
+static int op_fault(struct tern_dev *dev, bool keep, tern_error *err)
 {
     struct tern_cuda *d = tern_cuda_of(dev);
     const int code = d->fault.code;
@@ -30,7 +30,7 @@ static int op_fault(struct tern_dev *dev, tern_error *err)
         if (d->lost)
             (void)tern_err_set(err, code, "the device %s is lost: %.200s", d->card->name, d->fault.msg);
     }
-    if (!d->lost)
+    if (!d->lost && !keep)
         d->fault = (tern_error){0};
     return code;
 }
@@ -68,13 +68,17 @@ void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, 
 /* More shared memory than 48 KiB has to be asked for, with what the kernel has of its own. */
 static bool ask_shared(struct tern_cuda *d, const struct tern_cuda_call *c)
 {
+    static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* who asks for less must not come last */
     _Atomic unsigned *asked = &d->card->shared_asked[c->kernel];
+    tern_cu_result rc = 0;
     if (c->shared <= 32 << 10 || c->shared <= atomic_load_explicit(asked, memory_order_relaxed))
         return true;
-    const tern_cu_result rc =
-        tern_cu.cuFuncSetAttribute(d->card->kernel[c->kernel], TERN_CU_FUNCTION_SHARED, (int)c->shared);
-    if (!rc)
+    (void)pthread_mutex_lock(&asking);
+    if (c->shared > atomic_load_explicit(asked, memory_order_relaxed))
+        rc = tern_cu.cuFuncSetAttribute(d->card->kernel[c->kernel], TERN_CU_FUNCTION_SHARED, (int)c->shared);
+    if (!rc && c->shared > atomic_load_explicit(asked, memory_order_relaxed))
         atomic_store_explicit(asked, c->shared, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&asking);
     return tern_cuda_ok(d, rc, "asking for shared memory");
 }
 

@@ -32,14 +32,17 @@ static int map_chunk(struct tern_cuda *d, struct tern_dev_mem *m, size_t i, tern
                                            : tern_cu_error(rc, "taking memory of the card", err);
     }
     rc = tern_cu.cuMemMap(p, m->chunk, 0, handle, 0);
-    if (!rc && (rc = tern_cu.cuMemSetAccess(p, m->chunk, &access, 1)))
-        (void)tern_cu.cuMemUnmap(p, m->chunk);
+    const bool mapped = !rc;
+    if (!rc)
+        rc = tern_cu.cuMemSetAccess(p, m->chunk, &access, 1);
     if (!rc)
         rc = tern_cu.cuMemsetD8Async(p, 0, m->chunk, d->stream);
     /* Another thread's queue may be the next to use it. */
     if (!rc)
         rc = tern_cu.cuStreamSynchronize(d->stream);
     if (rc) {
+        if (mapped)
+            (void)tern_cu.cuMemUnmap(p, m->chunk);
         (void)tern_cu.cuMemRelease(handle);
         tern_cuda_card_give(m->card, m->chunk);
     } else {
@@ -370,7 +373,7 @@ void tern_cuda_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, siz
 double tern_cuda_read(struct tern_dev *dev, const struct tern_dev_mem *m)
 {
     struct tern_cuda *d = tern_cuda_of(dev);
-    const struct tern_cuda_read_args a = {m->p, m->bytes / 16};
+    const struct tern_cuda_read_args a = {m->p, m->bytes / 16, m->p + tern_round_up(m->bytes, 4)};
     tern_cu_event at[2] = {NULL, NULL};
     float ms = 0;
     if (m->chunk || !a.n)

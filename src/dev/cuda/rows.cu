@@ -406,20 +406,23 @@ TERN_CUDA_KERNEL_BEGIN(best, tern_cuda_best_args, BEST_THREADS, 1)
     });
 }
 
-/* Memory is read, as fast as may be: eight loads of each thread are under way. */
+/* Memory is read, as fast as may be: eight loads of each thread are under way.  What is not used would not be loaded. */
 TERN_CUDA_KERNEL_BEGIN(read, tern_cuda_read_args, 512, 4)
 {
     constexpr int EACH = 8;
     const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    const uint4 *from = cuda_at<const uint4>(a.from);
+    uint32_t all = 0;
     cuda_wait();
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += EACH * step) {
+        uint4 v[EACH];
 #pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            const uint64_t at = min(i + j * step, a.n - 1);
-            float4 v;
-            asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                         : "l"(cuda_at<const float>(a.from) + at * 4));
-        }
+        for (int j = 0; j < EACH; j++)
+            v[j] = from[min(i + j * step, a.n - 1)];
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            all += (v[j].x ^ v[j].y) + (v[j].z ^ v[j].w);
     }
+    if (all == 0xC0FFEE11u)
+        *cuda_at<uint32_t>(a.behind) = all;
 }

@@ -150,7 +150,7 @@ int tern_cuda_weight_load(struct tern_dev *dev, const struct tern_dev_weight *w,
         }
         tern_cuda_copy_in(dev, w->form->mem, at + panel_at(&work, work.first), work.stage, bytes);
         dev->ops->sync(dev);
-        TERN_TRY(dev->ops->fault(dev, err));
+        TERN_TRY(tern_dev_fault(dev, false, err));
     }
 out:
     (void)pthread_mutex_destroy(&work.lock);

@@ -63,13 +63,13 @@ static void op_sync(struct tern_dev *dev)
         s->d[i]->ops->sync(s->d[i]);
 }
 
-/* All forget what went wrong; the first of them that something did is told of. */
-static int op_fault(struct tern_dev *dev, tern_error *err)
+/* The first of them with which something went wrong is told of. */
+static int op_fault(struct tern_dev *dev, bool keep, tern_error *err)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     int first = 0;
     for (int i = 0; i < s->n; i++) {
-        const int rc = tern_dev_fault(s->d[i], first < 0 ? NULL : err);
+        const int rc = tern_dev_fault(s->d[i], keep, first < 0 ? NULL : err);
         first = first < 0 ? first : rc;
     }
     return first;

@@ -56,6 +56,7 @@ struct tern_dev_form {
         TERN_PARALLEL_OUTPUTS, /* a device has its own outputs, of every matrix of a stack */
         TERN_PARALLEL_MATRICES /* a device has its own matrices of a stack */
     } by;
+    size_t runs;                       /* of those planned */
     int bound[TERN_PARALLEL_MOST + 1]; /* outputs, or matrices, [bound[i], bound[i + 1]) are device i's */
     struct tern_dev_weight
         all[TERN_PARALLEL_MOST]; /* the whole; of one that is divided all[0] alone, which is nowhere */

@@ -105,7 +105,8 @@ static int plan_all(struct tern_parallel *s, struct tern_dev_form *f, const stru
             TERN_TRY(f->ops->weight_plan(s->d[i], &f->own[i], from, own, k, stack, err));
     }
     /* What stands before it, the parts of each matrix and what follows them. */
-    s->planned += 2 + (size_t)stack * (size_t)(s->n + 1);
+    f->runs = 2 + (size_t)stack * (size_t)(s->n + 1);
+    s->planned += f->runs;
 out:
     return rc;
 }
@@ -237,6 +238,9 @@ void tern_parallel_weight_drop(struct tern_dev *dev, struct tern_dev_weight *w)
         if (w->form->own[i].form)
             w->form->ops->weight_drop(s->d[i], &w->form->own[i]);
     }
+    /* Planned in vain, as parts of a stack are; later drops may come by another device of the model. */
+    if (w->form && w->form->runs <= s->planned)
+        s->planned -= w->form->runs;
     tern_free(w->form);
     *w = (struct tern_dev_weight){0};
 }

@@ -47,11 +47,10 @@ static void op_sync(struct tern_dev *dev)
         s->d[i]->ops->sync(s->d[i]);
 }
 
-/* Both forget what went wrong. */
-static int op_fault(struct tern_dev *dev, tern_error *err)
+static int op_fault(struct tern_dev *dev, bool keep, tern_error *err)
 {
     struct tern_split *s = tern_split_of(dev);
-    int first = tern_dev_fault(s->d[0], err), second = tern_dev_fault(s->d[1], first < 0 ? NULL : err);
+    int first = tern_dev_fault(s->d[0], keep, err), second = tern_dev_fault(s->d[1], keep, first < 0 ? NULL : err);
     return first < 0 ? first : second;
 }
 

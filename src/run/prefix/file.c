@@ -327,6 +327,7 @@ static int write_file(struct tern_outfile *f, const struct tern_cachefile_conten
     TERN_TRY(tern_outfile_write(f, room, n, err));
     for (int i = 0; i < tern_cachefile_records(c); i++) {
         n = tern_cachefile_record(c, i, room, &key);
+        TERN_TRY(tern_dev_fault(c->cache->dev, true, err));
         tern_record_seal(room);
         TERN_TRY(tern_outfile_write(f, room, n, err));
     }

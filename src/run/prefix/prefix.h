@@ -74,7 +74,8 @@ struct tern_prefix_in;  /* comes in */
  * bytes. */
 int tern_prefix_out_begin(struct tern_prefix_out **out, struct tern_prefix_cache *x, const int32_t *tokens, int n,
                           size_t most, tern_error *err);
-bool tern_prefix_out_more(struct tern_prefix_out *o); /* false: it is complete */
+/* over: it is complete. */
+int tern_prefix_out_more(struct tern_prefix_out *o, bool *over, tern_error *err);
 /* *bytes, of malloc, is the caller's. */
 void tern_prefix_out_take(struct tern_prefix_out *o, void **bytes, size_t *n, int *n_tokens);
 void tern_prefix_out_end(struct tern_prefix_out *o); /* NULL is legal */

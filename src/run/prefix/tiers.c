@@ -64,7 +64,10 @@ void tern_prefix_tick(void *self)
         struct tern_prefix_entry *p = x->unwritten;
         tern_prefix_forget_unwritten(x, p);
         bytes += pack(x, p, slot);
-        tern_tiers_put(x->tiers, slot);
+        if (tern_dev_fault(x->e->dev, true, NULL) == 0)
+            tern_tiers_put(x->tiers, slot);
+        else /* what a device did not bring would be zeros */
+            tern_tiers_give(x->tiers, slot);
     }
 }
 

@@ -16,6 +16,16 @@ size_t tern_cuda_q8_bytes(int k)
     return tern_round_up((size_t)k, 64) + tern_round_up((size_t)k / 32 * 8, 64);
 }
 
+/* Weights written out at a time: any expert has room, whole. */
+static size_t dense_bytes(const struct tern_dev_limits *l)
+{
+    const size_t element = l->exact ? sizeof(float) : sizeof(uint16_t);
+    const size_t up = (size_t)l->max_expert_ff * tern_cuda_pitch(l->max_expert_embd) * element,
+                 down = (size_t)l->max_expert_embd * tern_cuda_pitch(l->max_expert_ff) * element;
+    const size_t expert = l->max_experts ? (up > down ? up : down) : 0;
+    return expert > DENSE_BYTES ? expert : DENSE_BYTES;
+}
+
 int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
 {
     int rc = 0;
@@ -31,10 +41,10 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
         q8 = q8 > stack ? q8 : stack;
     }
     if (l->max_experts) {
-        const size_t pairs = narrow * (size_t)l->max_active * tern_cuda_q8_bytes(l->max_expert_ff);
-        const size_t in = narrow * tern_cuda_q8_bytes(l->max_expert_embd);
+        /* Of each pair what comes between, or its input, where that is weighed. */
+        const int most = l->max_expert_ff > l->max_expert_embd ? l->max_expert_ff : l->max_expert_embd;
+        const size_t pairs = narrow * (size_t)l->max_active * tern_cuda_q8_bytes(most);
         q8 = q8 > pairs ? q8 : pairs;
-        q8 = q8 > in ? q8 : in;
         k = k > (size_t)l->max_expert_embd ? k : (size_t)l->max_expert_embd;
         k = k > (size_t)l->max_expert_ff ? k : (size_t)l->max_expert_ff;
     }
@@ -43,7 +53,7 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
     TERN_TRY(tern_cuda_take(d, &d->half, l->exact ? 0 : half_rows * tern_cuda_pitch((int)k) * 2, err));
     TERN_TRY(tern_cuda_take(d, &d->half_scale, l->exact ? 0 : half_rows * sizeof(float), err));
     TERN_TRY(tern_cuda_chain_open(d, err));
-    d->dense_bytes = DENSE_BYTES;
+    d->dense_bytes = dense_bytes(l);
     TERN_TRY(tern_cuda_take(d, &d->dense, d->dense_bytes, err));
 out:
     return rc;
