@@ -367,7 +367,7 @@ void tern_cuda_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, siz
     }
 }
 
-#define READ_THREADS 512
+#define READ_THREADS 256
 
 /* Between two events, so what the host takes to start it does not count. */
 double tern_cuda_read(struct tern_dev *dev, const struct tern_dev_mem *m)

@@ -407,7 +407,7 @@ TERN_CUDA_KERNEL_BEGIN(best, tern_cuda_best_args, BEST_THREADS, 1)
 }
 
 /* Memory is read, as fast as may be: eight loads of each thread are under way.  What is not used would not be loaded. */
-TERN_CUDA_KERNEL_BEGIN(read, tern_cuda_read_args, 512, 4)
+TERN_CUDA_KERNEL_BEGIN(read, tern_cuda_read_args, 256, 4)
 {
     constexpr int EACH = 8;
     const uint64_t step = (uint64_t)gridDim.x * blockDim.x;
