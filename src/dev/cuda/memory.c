@@ -368,13 +368,13 @@ void tern_cuda_zero(struct tern_dev *dev, struct tern_dev_mem *m, size_t at, siz
 }
 
 #define READ_THREADS 256
-#define READ_PASSES  8 /* one after the other, for beginning and events take a tenth of one */
+#define READ_PASSES  8 /* by one kernel, for what the host takes to start it is a tenth of one */
 
-/* Between two events, so what the host takes to start it does not count. */
+/* Between two events. */
 double tern_cuda_read(struct tern_dev *dev, const struct tern_dev_mem *m)
 {
     struct tern_cuda *d = tern_cuda_of(dev);
-    const struct tern_cuda_read_args a = {m->p, m->bytes / 16, m->p + tern_round_up(m->bytes, 4)};
+    const struct tern_cuda_read_args a = {m->p, m->bytes / 16, m->p + tern_round_up(m->bytes, 4), READ_PASSES};
     tern_cu_event at[2] = {NULL, NULL};
     float ms = 0;
     if (m->chunk || !a.n)
@@ -384,9 +384,7 @@ double tern_cuda_read(struct tern_dev *dev, const struct tern_dev_mem *m)
               tern_cuda_ok(d, tern_cu.cuEventCreate(&at[1], 0), "making an event") &&
               tern_cuda_ok(d, tern_cu.cuEventRecord(at[0], d->stream), "measuring");
     if (ok) {
-        for (int i = 0; i < READ_PASSES; i++)
-            tern_cuda_launch(d, TERN_CUDA_K_read, 4 * (unsigned)d->card->processors, 1, 1, READ_THREADS, 0, &a,
-                             sizeof a);
+        tern_cuda_launch(d, TERN_CUDA_K_read, 4 * (unsigned)d->card->processors, 1, 1, READ_THREADS, 0, &a, sizeof a);
         tern_cuda_flush(d);
         ok = tern_cuda_ok(d, tern_cu.cuEventRecord(at[1], d->stream), "measuring") &&
              tern_cuda_ok(d, tern_cu.cuEventSynchronize(at[1]), "measuring") &&

@@ -87,9 +87,10 @@ struct tern_cuda_best_args {
     int32_t width, n_parts, n, unused;
 };
 
-/* 16 bytes each: [0, n) from `from` on are read.  behind: four bytes that nobody uses, which may be written. */
+/* 16 bytes each: [0, n) from `from` on are read, so many times.  behind: four bytes that nobody uses, which may be
+ * written. */
 struct tern_cuda_read_args {
-    uint64_t from, n, behind;
+    uint64_t from, n, behind, times;
 };
 
 #endif
