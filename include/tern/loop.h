@@ -134,7 +134,7 @@ TERN_API void tern_request_defaults(tern_request *r); /* greedy, one choice, no 
 /* ---- the loop ---------------------------------------------------------------------------------------------------- */
 
 typedef struct tern_loop_params {
-    int max_waiting;         /* requests in the queue; 0 = 256 */
+    int max_waiting;         /* requests in the queue, beside those that can begin at once; 0 = 256 */
     int max_waiting_per_key; /* of one fair_key; 0 = max_waiting */
     int max_choices;         /* largest n_choices; 0 = what the engine's sequences allow */
     int max_logprobs;        /* 0 = 20 */

@@ -186,6 +186,7 @@ int main(int argc, char **argv)
 {
     /* A reader that goes away shows up as EPIPE where it is written, and the sequence of events stays ours. */
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN); /* likewise EFBIG, of a file that may not grow further (ulimit -f) */
     const char *hint = "tern --help";
     tern_error err = {0};
     int rc = dispatch(argc, argv, &hint, &err);

@@ -176,9 +176,11 @@ int tern_loop_enqueue(tern_loop *l, struct tern_request_run *q, tern_error *err)
         TERN_FAIL(err, TERN_ELIMIT,
                   "the prompt takes %zu bytes of keys and values (%d choices of %d tokens), the limit is %zu",
                   q->reserve, q->r.n_choices, q->r.n_prompt, l->p.kv_bytes);
-    if (l->n_waiting >= l->p.max_waiting)
+    /* Who can begin at once does not wait. */
+    const int begin = l->e->max_seqs > l->n_running ? l->e->max_seqs - l->n_running : 0;
+    if (l->n_waiting >= l->p.max_waiting + begin)
         TERN_FAIL(err, TERN_ECAPACITY, "%d requests are waiting, which is the limit", l->n_waiting);
-    if (f && f->n_waiting >= l->p.max_waiting_per_key)
+    if (f && f->n_waiting >= l->p.max_waiting_per_key + begin)
         TERN_FAIL(err, TERN_ECAPACITY, "%d of your requests are waiting, which is the limit for one who asks",
                   f->n_waiting);
     TERN_TRY(need_fair(l, q->r.fair_key, &q->fair, err));

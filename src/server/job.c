@@ -113,13 +113,16 @@ struct tern_job *tern_job_new(struct tern_server *s, const struct tern_api *api)
     return j;
 }
 
-/* The model of a body that is a file, and so cannot name one; true also where it is none. */
+/* The model of a body that is a file, and so cannot name one; true also where it is none, which then says it itself. */
 static bool find_model_of_file(struct tern_job *j, struct tern_http_call *c, struct tern_fault *f)
 {
     char name[512];
-    if (!j->api->magic || j->body.len < 8 || memcmp(j->body.p, j->api->magic, 8) != 0)
+    if (!j->api->magic)
         return true;
     const bool named = tern_http_query(tern_http_call_head(c), "model", name, sizeof name);
+    if (j->body.len < 8 || memcmp(j->body.p, j->api->magic, 8) != 0)
+        return !named || tern_fault_set(f, 400, "invalid_value", "model",
+                                        "a JSON body names the model in its field \"model\", not the query") == 0;
     j->served = named ? tern_models_find(j->server, name, f) : &j->server->models.all[0];
     return j->served;
 }

@@ -111,6 +111,7 @@ with Server(*options) as s:
         refused(s.post("/v1/cache/import", good[:cut]), 400, "cache file")
     refused(s.post("/v1/cache/import", good + bytes(64)), 400, "bytes")
     refused(s.post("/v1/cache/import", {"file": "none.ternc"}), 404, "none.ternc")
+    refused(s.post("/v1/cache/import?model=other", {"file": "none.ternc"}), 400, "not the query")
     refused(s.post("/v1/cache/import", {"file": "link.ternc"}), 400, "link")
     refused(s.post("/v1/cache/import", {"file": "letter.ternc"}), 400, "letter.ternc")
     refused(s.post("/v1/cache/import", {}), 400, "file is missing")

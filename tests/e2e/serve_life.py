@@ -385,6 +385,18 @@ def test_limits():
             c.close()
         check(s.wait_idle(), "the queue empties")
         same(s.complete().status, 200, "and takes requests again")
+    with Server("--parallel", "3", "--queue", "2") as s: # who can begin at once does not wait
+        busy = [s.socket() for _ in range(5)]
+        for c in busy:
+            c.sendall(request("/v1/completions", LONG))
+        check(s.wait_for(3, 2), "three run, two wait")
+        same(s.complete().status, 429, "beyond them")
+        a = s.post("/v1/embeddings", {"input": ["a", "b", "c"]})
+        same((a.status, "--queue" in a.json["error"]["message"]), (400, True), "a list that can never wait", a.body)
+        for c in busy:
+            c.close()
+        check(s.wait_idle(), "the queue empties")
+        same(s.post("/v1/embeddings", {"input": ["a", "b"]}).status, 200, "a list that can")
     with Server("--timeout", "0.3") as s:
         began = time.time()
         a = s.post("/v1/completions", {**LONG, "stream": False})

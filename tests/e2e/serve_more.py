@@ -150,7 +150,8 @@ def test_ollama(s):
     raw = lines(s, "/api/generate", {"model": "tools", "prompt": "hello", "raw": True, "options": options})
     same("".join(p["response"] for p in raw), s.complete().json["choices"][0]["text"], "generate, raw")
     same(lines(s, "/api/generate", {"model": "tools"})[0]["done_reason"], "load", "no prompt")
-    same(s.get("/api/tags").json["models"][0]["name"], "tools", "tags")
+    tag = s.get("/api/tags").json["models"][0]
+    same((tag["name"], len(bytes.fromhex(tag["digest"]))), ("tools", 32), "tags")
     same(s.get("/api/ps").json["models"][0]["context_length"], 8192, "ps")
     check("tools" in s.post("/api/show", {"model": "tools"}).json["capabilities"], "show")
     check(s.get("/api/version").json["version"], "version")

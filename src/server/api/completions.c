@@ -60,6 +60,10 @@ int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, str
         return tern_fault_set(f, 400, "missing_required_parameter", param, "%s is missing", param);
     if (n == 0 || n > MAX_PROMPTS)
         return tern_fault_set(f, 400, "invalid_value", param, "%s must have 1 to %d entries", param, MAX_PROMPTS);
+    if (n > (size_t)j->server->p.loop.max_waiting) /* no later moment would do */
+        return tern_fault_set(f, 400, "invalid_value", param,
+                              "%s has %zu entries, and %d requests may wait at once (--queue)", param, n,
+                              j->server->p.loop.max_waiting);
     if (tern_job_lanes(j, (int)n, f) < 0)
         return -1;
     for (size_t i = 0; i < n; i++) {
