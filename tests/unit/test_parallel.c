@@ -284,6 +284,7 @@ static void test_experts_alike(void **state)
     d->ops->weight_drop(d, &first);
     d->ops->weight_drop(d, &second);
     d->ops->close(d);
+    tern_dev_parallel_free(two);
 }
 
 int main(int argc, char **argv)
