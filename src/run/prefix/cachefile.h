@@ -42,11 +42,12 @@ struct tern_cachefile_content {
     const struct tern_kv_slice *slices;
     const struct tern_kv_checkpoint *point; /* NULL: none */
 };
-/* The head and the tokens, then record i, padded to the unit, into `to`; return bytes.  A record has no more than
- * tern_record_most and the unit, and lacks its hashes until tern_record_seal.  key: of the record before, and then of
- * this one; tern_cachefile_begin makes the first. */
+/* The head and the tokens, then record i, padded to the unit, into `to`; bytes are returned, or in *n.  A record has no
+ * more than tern_record_most and the unit, and lacks its hashes until tern_record_seal.  key: of the record before, and
+ * then of this one; tern_cachefile_begin makes the first.  Fails where tern_record_put_page does. */
 size_t tern_cachefile_begin(const struct tern_cachefile_content *c, void *to, struct tern_key *key);
-size_t tern_cachefile_record(const struct tern_cachefile_content *c, int i, void *to, struct tern_key *key);
+int tern_cachefile_record(const struct tern_cachefile_content *c, int i, void *to, struct tern_key *key, size_t *n,
+                          tern_error *err);
 int tern_cachefile_records(const struct tern_cachefile_content *c);
 uint64_t tern_cachefile_bytes(const struct tern_cachefile_content *c); /* of the whole file */
 

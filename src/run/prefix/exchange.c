@@ -82,13 +82,16 @@ out:
 
 int tern_prefix_out_more(struct tern_prefix_out *o, bool *over, tern_error *err)
 {
+    int rc = 0;
     const size_t end = o->n + TERN_PREFIX_TICK_BYTES;
-    for (; o->n_records < tern_cachefile_records(&o->c) && o->n < end; o->n_records++) {
+    for (size_t n; o->n_records < tern_cachefile_records(&o->c) && o->n < end; o->n_records++) {
         o->at[o->n_records] = o->n;
-        o->n += tern_cachefile_record(&o->c, o->n_records, o->bytes + o->n, &o->key);
+        TERN_TRY(tern_cachefile_record(&o->c, o->n_records, o->bytes + o->n, &o->key, &n, err));
+        o->n += n;
     }
     *over = o->n_records == tern_cachefile_records(&o->c);
-    return tern_dev_fault(o->c.cache->dev, true, err); /* what a device did not bring would be zeros */
+out:
+    return rc;
 }
 
 void tern_prefix_out_take(struct tern_prefix_out *o, void **bytes, size_t *n, int *n_tokens)

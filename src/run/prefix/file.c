@@ -297,18 +297,20 @@ size_t tern_cachefile_begin(const struct tern_cachefile_content *c, void *to, st
     return sizeof h + n;
 }
 
-size_t tern_cachefile_record(const struct tern_cachefile_content *c, int i, void *to, struct tern_key *key)
+int tern_cachefile_record(const struct tern_cachefile_content *c, int i, void *to, struct tern_key *key, size_t *n,
+                          tern_error *err)
 {
+    int rc;
     struct tern_record *h = to;
     const bool page = i < c->n_tokens / TERN_PAGE;
     *h = (struct tern_record){.index = (uint32_t)i, .parent = *key, .origin = c->origin};
     if (page) {
         const struct tern_kv_slice s = needed(c, i);
-        tern_record_put_page(h, c->cache, &s);
+        rc = tern_record_put_page(h, c->cache, &s, err);
         tern_page_key(&h->parent, c->tokens + (size_t)i * TERN_PAGE, key);
     } else {
         const struct tern_kv_checkpoint p = bare(c->point);
-        tern_record_put_point(h, &p);
+        rc = tern_record_put_point(h, &p, err);
         tern_end_key(&h->parent, NULL, 0, TERN_RECORD_STATE, key);
     }
     h->n_tokens = page ? TERN_PAGE : 0;
@@ -316,7 +318,8 @@ size_t tern_cachefile_record(const struct tern_cachefile_content *c, int i, void
     h->key = *key;
     const size_t bytes = tern_record_bytes(h), padded = tern_round_up(bytes, UNIT);
     memset((uint8_t *)h + bytes, 0, padded - bytes);
-    return padded;
+    *n = padded;
+    return rc;
 }
 
 static int write_file(struct tern_outfile *f, const struct tern_cachefile_content *c, void *room, tern_error *err)
@@ -326,8 +329,7 @@ static int write_file(struct tern_outfile *f, const struct tern_cachefile_conten
     size_t n = tern_cachefile_begin(c, room, &key);
     TERN_TRY(tern_outfile_write(f, room, n, err));
     for (int i = 0; i < tern_cachefile_records(c); i++) {
-        n = tern_cachefile_record(c, i, room, &key);
-        TERN_TRY(tern_dev_fault(c->cache->dev, true, err));
+        TERN_TRY(tern_cachefile_record(c, i, room, &key, &n, err));
         tern_record_seal(room);
         TERN_TRY(tern_outfile_write(f, room, n, err));
     }

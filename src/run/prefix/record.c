@@ -1,6 +1,7 @@
 #include "run/prefix/record.h"
 
-void tern_record_put_page(struct tern_record *to, const struct tern_kv_cache *c, const struct tern_kv_slice *s)
+int tern_record_put_page(struct tern_record *to, const struct tern_kv_cache *c, const struct tern_kv_slice *s,
+                         tern_error *err)
 {
     uint8_t *bytes = (uint8_t *)to + sizeof *to;
     to->kind = TERN_RECORD_PAGE;
@@ -12,14 +13,16 @@ void tern_record_put_page(struct tern_record *to, const struct tern_kv_cache *c,
         tern_kv_part_read(c, s, i, bytes);
         bytes += to->part_bytes[to->n_parts++];
     }
+    return tern_dev_fault(c->dev, true, err);
 }
 
-void tern_record_put_point(struct tern_record *to, const struct tern_kv_checkpoint *p)
+int tern_record_put_point(struct tern_record *to, const struct tern_kv_checkpoint *p, tern_error *err)
 {
     to->kind = p->logits ? TERN_RECORD_END : TERN_RECORD_STATE;
     to->n_parts = 1;
     to->part_bytes[0] = tern_kv_checkpoint_packed_bytes(p);
     tern_kv_checkpoint_pack(p, (uint8_t *)to + sizeof *to);
+    return tern_dev_fault(p->cache->dev, true, err);
 }
 
 size_t tern_record_most(const tern_engine *e)

@@ -11,9 +11,10 @@
 void tern_engine_origin(const tern_engine *e, int plan, struct tern_origin *out);
 
 /* Fills kind, has and the parts behind the head `to`, whose other members are the caller's.  A record has room for
- * tern_record_most bytes. */
-void tern_record_put_page(struct tern_record *to, const struct tern_kv_cache *c, const struct tern_kv_slice *s);
-void tern_record_put_point(struct tern_record *to, const struct tern_kv_checkpoint *p);
+ * tern_record_most bytes.  They fail where a device did not bring what it was asked for, which would be zeros. */
+int tern_record_put_page(struct tern_record *to, const struct tern_kv_cache *c, const struct tern_kv_slice *s,
+                         tern_error *err);
+int tern_record_put_point(struct tern_record *to, const struct tern_kv_checkpoint *p, tern_error *err);
 size_t tern_record_most(const tern_engine *e);
 
 /* Are its parts those of a page of this layout? */

@@ -33,22 +33,19 @@ void tern_prefix_forget_unwritten(struct tern_prefix_cache *x, struct tern_prefi
 }
 
 /* A record without hashes: those are the writer's work. */
-static size_t pack(const struct tern_prefix_cache *x, const struct tern_prefix_entry *p, void *to)
+static int pack(const struct tern_prefix_cache *x, const struct tern_prefix_entry *p, struct tern_record *h)
 {
-    struct tern_record *h = to;
     *h = (struct tern_record){.index = (uint32_t)p->index,
                               .n_tokens = (uint32_t)p->n,
                               .cost = (uint32_t)p->cost,
                               .key = p->key,
                               .parent = p->parent->key,
                               .origin = x->origins[p->plan]};
-    if (p->point) {
-        tern_record_put_point(h, p->point);
-        tern_end_key(&h->parent, p->tokens, p->n, (enum tern_record_kind)h->kind, &h->key);
-    } else {
-        tern_record_put_page(h, &x->e->caches[p->plan], &p->slice);
-    }
-    return tern_record_bytes(h);
+    if (!p->point)
+        return tern_record_put_page(h, &x->e->caches[p->plan], &p->slice, NULL);
+    const int rc = tern_record_put_point(h, p->point, NULL);
+    tern_end_key(&h->parent, p->tokens, p->n, (enum tern_record_kind)h->kind, &h->key);
+    return rc;
 }
 
 void tern_prefix_tick(void *self)
@@ -63,10 +60,11 @@ void tern_prefix_tick(void *self)
             return;
         struct tern_prefix_entry *p = x->unwritten;
         tern_prefix_forget_unwritten(x, p);
-        bytes += pack(x, p, slot);
-        if (tern_dev_fault(x->e->dev, true, NULL) == 0)
+        const int rc = pack(x, p, slot);
+        bytes += tern_record_bytes(slot);
+        if (rc == 0)
             tern_tiers_put(x->tiers, slot);
-        else /* what a device did not bring would be zeros */
+        else
             tern_tiers_give(x->tiers, slot);
     }
 }
