@@ -243,7 +243,9 @@ TERN_API int tern_model_chat_text(const tern_model *m, const tern_chat_turn *tur
 /* The ids of a conversation that is a JSON array of messages as OpenAI's API has them (content may be null, tool_calls,
  * tool_call_id, reasoning_content ...), with further variables for the template as a JSON object, or NULL: tools, and
  * switches such as enable_thinking.  Arguments of calls may be texts or objects: the template gets what it can take. No
- * text of a message becomes a control token; variables are the template's text. */
+ * text of a message becomes a control token; variables are the template's text.  Where add_generation_prompt is asked
+ * for and the last message is the assistant's, with text, no calls and "prefix": true, the ids end with its text as the
+ * template writes it, for the model to go on: TERN_EUNSUPPORTED where the template does not write it. */
 TERN_API int tern_model_chat_json(const tern_model *m, const char *messages_json, const char *vars_json,
                                   bool add_generation_prompt, tern_tokens *out, tern_error *err);
 /* The same, and where conversations that begin alike may part: borders (nullable) gets counts of tokens, ascending, up

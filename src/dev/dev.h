@@ -99,7 +99,7 @@ struct tern_dev_ops {
     int (*claim)(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
     /* Of devices made of others, once, of memory that is lazy or adopted, before it is used: what lies in it.  NULL
      * elsewhere. */
-    int (*divide)(struct tern_dev *d, struct tern_dev_mem *m, const struct tern_dev_division *by, tern_error *err);
+    int (*divide)(struct tern_dev *d, struct tern_dev_mem *m, struct tern_dev_division *by, tern_error *err);
     void (*copy_in)(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
     void (*copy_out)(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);
     /* One piece of host memory that every step copies rows out to: they come there without a detour, until it is told
@@ -142,7 +142,7 @@ struct tern_dev_ops {
     int (*join)(struct tern_dev *const *d, int n, tern_error *err);
     void (*gather)(struct tern_dev *const *d, int n, const struct tern_dev_rows *x, const int *bound, int n_rows);
 
-    /* A step: all operations below come between begin and end. */
+    /* A step: all operations below come between begin and end.  Rows that the next one writes are gone, all of them. */
     void (*begin)(struct tern_dev *d, const struct tern_dev_step *s);
     void (*end)(struct tern_dev *d);
 

@@ -34,9 +34,11 @@ enum { TERN_DEV_TILES = -1, TERN_DEV_SINKS = -2, TERN_DEV_STATES = -3 };
 size_t tern_dev_cut(const struct tern_dev_cache *c, int cut, int part, size_t whole);
 
 /* What lies in memory: blocks of `block` bytes, of which [from, to) belong to layers before the cut.  Weights are one
- * block.  cache: of a pool, whose blocks are pages of group `part`, or what `part` is else; NULL: weights. */
+ * block.  cache: of a pool, whose blocks are pages of group `part`, or what `part` is else; NULL: weights.  Out, of
+ * devices that compute one model together: `takes`, the bytes that a block takes of all of them, did each have as much
+ * of it as the one that has most. */
 struct tern_dev_division {
-    size_t block, from, to;
+    size_t block, from, to, takes;
     const struct tern_dev_cache *cache;
     int part;
 };

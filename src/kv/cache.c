@@ -77,12 +77,11 @@ out:
     return rc;
 }
 
-size_t tern_kv_least_bytes(const struct tern_kv_layout *l)
+size_t tern_kv_least_bytes(const struct tern_kv_cache *c)
 {
-    size_t n = tern_round_up(l->tile_bytes, TERN_ALIGN) + tern_round_up(l->sink_bytes, TERN_ALIGN) +
-               tern_round_up(l->state_bytes, TERN_ALIGN);
-    for (int g = 0; g < l->n_groups; g++)
-        n += tern_round_up(l->groups[g].page_bytes, TERN_ALIGN);
+    size_t n = c->tiles.takes + (c->layout->sink_bytes ? c->sinks.takes : 0) + c->states.takes;
+    for (int g = 0; g < c->layout->n_groups; g++)
+        n += c->pool[g].takes;
     return n;
 }
 
@@ -251,7 +250,7 @@ int tern_kv_begin(struct tern_kv_cache *c, struct tern_kv_seq *s, int n, tern_er
         while (t->first + t->n < tern_kv_closed(&c->layout->groups[g], s->n_tokens + n)) {
             uint32_t page = t->n < t->cap ? tern_kv_pool_get(&c->pool[g]) : TERN_NO_BLOCK;
             if (page == TERN_NO_BLOCK) {
-                rc = tern_kv_no_memory(c, "a page", c->pool[g].mem.bytes, err);
+                rc = tern_kv_no_memory(c, "a page", c->pool[g].takes, err);
                 goto out;
             }
             t->pages[t->n++] = page;
@@ -365,7 +364,7 @@ static bool has_blocks(const struct tern_kv_pool *p, const uint32_t *blocks, int
     int n_back = 0;
     for (int i = 0; i < n_blocks; i++)
         n_back += atomic_load_explicit(&p->refs[blocks[i]], memory_order_relaxed) == 1;
-    *more += ((int64_t)n_new - n_back) * (int64_t)p->mem.bytes;
+    *more += ((int64_t)n_new - n_back) * (int64_t)p->takes;
     return (int64_t)atomic_load_explicit(&p->n_used, memory_order_relaxed) - n_back + n_new <= (int64_t)p->n_blocks;
 }
 
@@ -396,7 +395,7 @@ static int check_again(const struct tern_kv_cache *c, const struct tern_kv_seq *
     if (keep < TERN_PAGE && n >= TERN_PAGE && s->sink != TERN_NO_BLOCK)
         fits &= has_blocks(&c->sinks, &s->sink, 1, 1, &more);
     if (c->layout->state_bytes)
-        more += new_states(s, keep, n) * (int64_t)c->states.mem.bytes;
+        more += new_states(s, keep, n) * (int64_t)c->states.takes;
     const size_t used = atomic_load_explicit(&c->budget->used, memory_order_relaxed);
     if (fits && (more <= 0 || (used <= c->budget->limit && (size_t)more <= c->budget->limit - used)))
         return 0;

@@ -119,7 +119,7 @@ void tern_kv_checkpoint_drop(struct tern_kv_checkpoint *p)
 size_t tern_kv_checkpoint_bytes(const struct tern_kv_checkpoint *p)
 {
     const struct tern_kv_cache *c = p->cache;
-    return (p->tile != TERN_NO_BLOCK ? c->tiles.mem.bytes : 0) + (p->state != TERN_NO_BLOCK ? c->states.mem.bytes : 0) +
+    return (p->tile != TERN_NO_BLOCK ? c->tiles.takes : 0) + (p->state != TERN_NO_BLOCK ? c->states.takes : 0) +
            p->n_logits * sizeof(float);
 }
 

@@ -88,7 +88,7 @@ void tern_kv_cache_move(struct tern_kv_cache *to, struct tern_kv_cache *from);
 /* Another open device of the same kind works in its memory from now on. */
 void tern_kv_cache_hand(struct tern_kv_cache *c, struct tern_dev *dev);
 /* Bytes that a sequence of one closed page takes: a smaller budget serves nobody. */
-size_t tern_kv_least_bytes(const struct tern_kv_layout *l);
+size_t tern_kv_least_bytes(const struct tern_kv_cache *c);
 
 /* TERN_ECAPACITY: what is in use, and that `what` takes so many bytes more. */
 int tern_kv_no_memory(const struct tern_kv_cache *c, const char *what, size_t bytes, tern_error *err);

@@ -36,7 +36,7 @@ int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block
     size_t bytes;
     struct tern_dev_division by = *in;
     memset(p, 0, sizeof *p);
-    p->mem.bytes = by.block = tern_round_up(block_bytes, TERN_ALIGN);
+    p->mem.bytes = by.block = by.takes = tern_round_up(block_bytes, TERN_ALIGN);
     p->dev = dev;
     p->cut = by.to;
     p->budget = budget;
@@ -50,6 +50,7 @@ int tern_kv_pool_init(struct tern_kv_pool *p, struct tern_dev *dev, size_t block
         p->mem.mem = NULL;
         goto out;
     }
+    p->takes = by.takes;
     p->n_blocks = (uint32_t)n_blocks;
     (void)pthread_mutex_init(&p->lock, NULL);
     return 0;
@@ -83,7 +84,7 @@ void tern_kv_pool_move(struct tern_kv_pool *to, struct tern_kv_pool *from)
 uint32_t tern_kv_pool_get(struct tern_kv_pool *p)
 {
     uint32_t i = TERN_NO_BLOCK;
-    if (!tern_kv_budget_take(p->budget, p->mem.bytes))
+    if (!tern_kv_budget_take(p->budget, p->takes))
         return TERN_NO_BLOCK;
     (void)pthread_mutex_lock(&p->lock);
     if (p->n_free) {
@@ -99,7 +100,7 @@ uint32_t tern_kv_pool_get(struct tern_kv_pool *p)
     }
     (void)pthread_mutex_unlock(&p->lock);
     if (i == TERN_NO_BLOCK)
-        tern_kv_budget_give(p->budget, p->mem.bytes);
+        tern_kv_budget_give(p->budget, p->takes);
     else if (p->dev->ops->claim && p->dev->ops->claim(p->dev, p->mem.mem, i * p->mem.bytes, p->mem.bytes, NULL) < 0) {
         tern_kv_pool_unref(p, i);
         i = TERN_NO_BLOCK;
@@ -129,7 +130,7 @@ void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block)
     p->n_dirty++;
     atomic_fetch_sub_explicit(&p->n_used, 1, memory_order_relaxed);
     (void)pthread_mutex_unlock(&p->lock);
-    tern_kv_budget_give(p->budget, p->mem.bytes);
+    tern_kv_budget_give(p->budget, p->takes);
 }
 
 void tern_kv_pool_settle(struct tern_kv_pool *p)
@@ -137,7 +138,7 @@ void tern_kv_pool_settle(struct tern_kv_pool *p)
     if (!p->mem.mem)
         return;
     (void)pthread_mutex_lock(&p->lock);
-    if ((size_t)p->n_dirty * p->mem.bytes > RESIDENT_BYTES + tern_kv_pool_bytes(p) / RESIDENT_PART) {
+    if ((size_t)p->n_dirty * p->takes > RESIDENT_BYTES + tern_kv_pool_bytes(p) / RESIDENT_PART) {
         /* Runs of blocks, for one block need not cover a page of the system. */
         for (uint32_t i = 0, end; i < p->n_fresh; i = end + 1) {
             for (end = i; end < p->n_fresh && atomic_load_explicit(&p->refs[end], memory_order_acquire) == 0; end++)

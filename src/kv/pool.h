@@ -30,7 +30,8 @@ void tern_kv_budget_give(struct tern_kv_budget *b, size_t bytes);
 struct tern_kv_pool {
     struct tern_dev *dev; /* borrowed */
     struct tern_dev_blocks mem;
-    size_t cut; /* bytes of a block that belong to layers before the device's cut */
+    size_t takes; /* bytes of the budget that a block takes: its own, or of several devices (dev/step.h) */
+    size_t cut;   /* bytes of a block that belong to layers before the device's cut */
     uint32_t n_blocks;
     struct tern_kv_budget *budget; /* borrowed */
     _Atomic uint32_t *refs;        /* [n_blocks] */
@@ -58,9 +59,10 @@ void tern_kv_pool_unref(struct tern_kv_pool *p, uint32_t block); /* any thread; 
 /* Gives memory of released blocks back to the system once there is enough of it to be worth a call. */
 void tern_kv_pool_settle(struct tern_kv_pool *p);
 
+/* What blocks in use take of the budget. */
 static inline size_t tern_kv_pool_bytes(const struct tern_kv_pool *p)
 {
-    return (size_t)atomic_load_explicit(&p->n_used, memory_order_relaxed) * p->mem.bytes;
+    return (size_t)atomic_load_explicit(&p->n_used, memory_order_relaxed) * p->takes;
 }
 
 /* What may be done with a block's bytes, besides steps.  Counts are of bytes inside the block.  read waits for the

@@ -21,22 +21,22 @@ static bool has_room(const struct tern_kv_pool *p, size_t n)
 static size_t most_bytes(const struct tern_kv_move *m, size_t n_blocks[TERN_KV_MAX_GROUPS])
 {
     const struct tern_kv_cache *to = m->to_cache, *from = m->from_cache;
-    int64_t now = (int64_t)to->tiles.mem.bytes;
-    int64_t most = now + (int64_t)(to->layout->state_bytes ? to->states.mem.bytes : 0);
+    int64_t now = (int64_t)to->tiles.takes;
+    int64_t most = now + (int64_t)(to->layout->state_bytes ? to->states.takes : 0);
     memset(n_blocks, 0, TERN_KV_MAX_GROUPS * sizeof *n_blocks);
     for (int page = 0; page < m->from->n_tokens / TERN_PAGE; page++) {
         if (page == 0 && to->layout->sink_bytes)
-            now += (int64_t)to->sinks.mem.bytes;
+            now += (int64_t)to->sinks.takes;
         for (int g = 0; g < to->layout->n_groups; g++)
             if (page >= m->from->table[g].first) {
-                now += (int64_t)to->pool[g].mem.bytes;
+                now += (int64_t)to->pool[g].takes;
                 n_blocks[g]++;
             }
         most = now > most ? now : most;
         for (int g = 0; g < to->layout->n_groups; g++) {
             const struct tern_kv_table *t = &m->from->table[g];
             if (page >= t->first && is_held_once(&from->pool[g], t->pages[page - t->first]))
-                now -= (int64_t)from->pool[g].mem.bytes;
+                now -= (int64_t)from->pool[g].takes;
         }
     }
     return (size_t)most;
@@ -139,9 +139,9 @@ void tern_kv_move_close(struct tern_kv_move *m)
 
 size_t tern_kv_seq_bytes(const struct tern_kv_cache *c, const struct tern_kv_seq *s)
 {
-    size_t n = c->tiles.mem.bytes + (s->sink == TERN_NO_BLOCK ? 0 : c->sinks.mem.bytes);
+    size_t n = c->tiles.takes + (s->sink == TERN_NO_BLOCK ? 0 : c->sinks.takes);
     for (int g = 0; g < c->layout->n_groups; g++)
-        n += (size_t)s->table[g].n * c->pool[g].mem.bytes;
+        n += (size_t)s->table[g].n * c->pool[g].takes;
     return n;
 }
 

@@ -320,7 +320,7 @@ static int take_blocks(struct tern_kv_cache *c, struct tern_kv_seq *s, const str
         while (t->n < (int)h->n_pages[g]) {
             t->pages[t->n] = tern_kv_pool_get(&c->pool[g]);
             if (t->pages[t->n] == TERN_NO_BLOCK)
-                return tern_kv_no_memory(c, "a page", c->pool[g].mem.bytes, err);
+                return tern_kv_no_memory(c, "a page", c->pool[g].takes, err);
             t->n++;
         }
         s->raw_from[g] = tern_kv_closed(&c->layout->groups[g], (int)h->n_tokens);

@@ -50,6 +50,65 @@ static int render(const tern_model *m, const json_t *messages, const char *vars_
     return rc;
 }
 
+/* ---- a message that goes on -------------------------------------------------------------------------------------- */
+
+static bool blank(char c)
+{
+    return c && strchr(" \t\n\r\v\f", c);
+}
+
+/* Takes the mark off the last message and returns the text that the reply is to go on from.  NULL: it begins anew; an
+ * unfinished message without text may as well not be there, and is not. */
+static const json_t *unfinished(json_t *messages)
+{
+    const size_t n = json_array_size(messages);
+    json_t *last = json_array_get(messages, n - 1);
+    const json_t *text = json_object_get(last, "content");
+    const char *role = json_string_value(json_object_get(last, "role"));
+    const bool wanted = json_is_true(json_object_get(last, "prefix"));
+    if (json_is_object(last))
+        (void)json_object_del(last, "prefix");
+    if (!wanted || !role || strcmp(role, "assistant") != 0 || json_array_size(json_object_get(last, "tool_calls")) > 0)
+        return NULL;
+    for (size_t i = 0; i < json_string_length(text); i++)
+        if (!blank(json_string_value(text)[i]))
+            return text;
+    (void)json_array_remove(messages, n - 1);
+    return NULL;
+}
+
+/* Ends the rendered text behind the last place where the message's stands in it.  Templates may take blanks off both
+ * its ends. */
+static int end_behind(struct tern_rendered *r, const json_t *message, tern_error *err)
+{
+    const char *from = json_string_value(message);
+    size_t all = json_string_length(message), at = r->text.len;
+    while (blank(*from))
+        from++, all--;
+    size_t n = all;
+    while (blank(from[n - 1]))
+        n--;
+    bool found = false;
+    while (!found && at > 0) {
+        at--;
+        found = r->text.len - at >= n && memcmp(r->text.p + at, from, n) == 0;
+    }
+    if (!found)
+        return tern_err_set(err, TERN_EUNSUPPORTED,
+                            "the model's chat template does not write the last message's text, so no reply can go on "
+                            "from it");
+    if (r->text.len - at >= all && memcmp(r->text.p + at, from, all) == 0)
+        n = all;
+    r->text.len = at + n;
+    r->text.p[r->text.len] = '\0';
+    while (r->spans[r->n_spans - 1].begin >= r->text.len)
+        r->n_spans--;
+    r->spans[r->n_spans - 1].end = r->text.len;
+    return 0;
+}
+
+/* ---- ids --------------------------------------------------------------------------------------------------------- */
+
 int tern_model_chat_borders(const tern_model *m, const char *messages_json, const char *vars_json,
                             bool add_generation_prompt, tern_tokens *out, tern_tokens *borders, tern_error *err)
 {
@@ -64,14 +123,17 @@ int tern_model_chat_borders(const tern_model *m, const char *messages_json, cons
     if (!json_is_array(messages))
         TERN_FAIL(err, TERN_EINVAL, "the messages are no JSON array%s%s", messages ? "" : ": ",
                   messages ? "" : where.text);
+    const json_t *text = add_generation_prompt ? unfinished(messages) : NULL;
     turn_arguments(messages, false);
-    rc = render(m, messages, vars_json, add_generation_prompt, &r, &first);
+    rc = render(m, messages, vars_json, add_generation_prompt && !text, &r, &first);
     if (rc == TERN_EINVAL) {
         turn_arguments(messages, true);
-        rc = render(m, messages, vars_json, add_generation_prompt, &r, NULL);
+        rc = render(m, messages, vars_json, add_generation_prompt && !text, &r, NULL);
     }
     if (rc < 0)
         TERN_FAIL(err, first.code, "%s", first.msg);
+    if (text)
+        TERN_TRY(end_behind(&r, text, err));
     TERN_TRY(tern_tokenize_turns(m->tok, &r, &ids, borders ? &turns : NULL, err));
     if (borders)
         TERN_TRY(tern_tokens_append(borders, turns.p, turns.len, err));

@@ -44,6 +44,16 @@ static int check_params(const tern_engine_params *p, tern_error *err)
     return 0;
 }
 
+int tern_engine_check_kv(const tern_engine *e, int plan, const char *spec, tern_error *err)
+{
+    const size_t least = tern_kv_least_bytes(&e->caches[plan]);
+    return least <= e->kv_budget.limit
+               ? 0
+               : tern_err_set(err, TERN_EINVAL,
+                              "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
+                              e->kv_budget.limit, least, spec);
+}
+
 /* Every plan has a cache with room for all sequences: address space, which costs nothing until pages are in use.  What
  * they use together is limited by kv_bytes. */
 static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *err)
@@ -61,10 +71,8 @@ static int open_plans(tern_engine *e, const tern_engine_params *p, tern_error *e
         TERN_TRY(tern_draft_rows(p, e->plans[i]->layout->state_bytes > 0, &drafts, err));
         e->drafts = drafts;
         tern_kv_layout_spare(e->plans[i]->layout, drafts);
-        if (tern_kv_least_bytes(e->plans[i]->layout) > e->kv_budget.limit)
-            TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
-                      e->kv_budget.limit, tern_kv_least_bytes(e->plans[i]->layout), spec);
         TERN_TRY(tern_kv_cache_init(&e->caches[i], e->plans[i]->layout, &room, err));
+        TERN_TRY(tern_engine_check_kv(e, i, spec, err));
     }
     if (p->code_at_end)
         TERN_TRY(tern_prompt_open(e, err));
@@ -104,13 +112,13 @@ static int limit_kv(tern_engine *e, tern_error *err)
     if (left < e->kv_budget.limit)
         e->kv_budget.limit = left;
     for (int i = 0; i < e->n_plans; i++)
-        if (tern_kv_least_bytes(e->plans[i]->layout) > left)
+        if (tern_kv_least_bytes(&e->caches[i]) > left)
             return tern_err_set(
                 err, TERN_ENOMEM,
                 "%s may use %zu MiB (--gpu-memory), of which weights and scratch take %zu, and one page "
                 "of the KV cache takes %zu bytes: smaller steps (--chunk) or fewer layers "
                 "(--gpu-layers) leave more",
-                e->dev->ops->name, h.limit >> 20, h.used >> 20, tern_kv_least_bytes(e->plans[i]->layout));
+                e->dev->ops->name, h.limit >> 20, h.used >> 20, tern_kv_least_bytes(&e->caches[i]));
     return 0;
 }
 

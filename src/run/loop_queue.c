@@ -18,16 +18,16 @@
 static size_t page_bytes(const struct tern_kv_cache *c, int group, int n_tokens)
 {
     int pages = n_tokens / TERN_PAGE, most = c->seqs[0].table[group].cap;
-    return c->pool[group].mem.bytes * (size_t)(pages < most ? pages : most);
+    return c->pool[group].takes * (size_t)(pages < most ? pages : most);
 }
 
 /* Bytes of a request whose replies have so many tokens each. */
 static size_t bytes_for(const tern_loop *l, const tern_request *r, int more)
 {
     const struct tern_kv_cache *c = &l->e->caches[r->plan];
-    size_t own = c->tiles.mem.bytes, shared = 0;
-    own += c->layout->sink_bytes ? c->sinks.mem.bytes : 0;
-    own += c->layout->state_bytes ? c->states.mem.bytes * (size_t)(TERN_KV_KEPT_STATES + 1 + c->layout->drafts) : 0;
+    size_t own = c->tiles.takes, shared = 0;
+    own += c->layout->sink_bytes ? c->sinks.takes : 0;
+    own += c->layout->state_bytes ? c->states.takes * (size_t)(TERN_KV_KEPT_STATES + 1 + c->layout->drafts) : 0;
     for (int g = 0; g < c->layout->n_groups; g++) {
         /* Choices share what closed in the prompt, until a window leaves it. */
         size_t both = c->layout->groups[g].reach.window ? 0 : page_bytes(c, g, r->n_prompt);

@@ -45,7 +45,7 @@ static void shift_raw(tern_engine *e, int from, int to)
     e->plans[from] = NULL;
 }
 
-static int open_cache(tern_engine *e, tern_kv_plan *p, tern_error *err)
+static int open_cache(tern_engine *e, tern_kv_plan *p, const char *kv, tern_error *err)
 {
     int rc = 0;
     const int at = e->n_plans;
@@ -54,7 +54,8 @@ static int open_cache(tern_engine *e, tern_kv_plan *p, tern_error *err)
     e->plans[at] = p;
     TERN_TRY(tern_kv_cache_init(&e->caches[at], p->layout, &room, err));
     e->n_caches++;
-    rc = reopen_forward(e, err);
+    rc = tern_engine_check_kv(e, at, kv, err);
+    rc = rc < 0 ? rc : reopen_forward(e, err);
     if (rc == 0) {
         e->n_plans++;
         return 0;
@@ -78,12 +79,9 @@ int tern_engine_add_plan(tern_engine *e, const char *kv, bool strict, int *plan,
     if (e->n_plans == e->max_plans)
         TERN_FAIL(err, TERN_ECAPACITY, "the engine has %d KV plans and room for no more", e->n_plans);
     tern_kv_layout_spare(p->layout, e->drafts);
-    if (tern_kv_least_bytes(p->layout) > e->kv_budget.limit)
-        TERN_FAIL(err, TERN_EINVAL, "KV memory of %zu bytes is less than the %zu that one page of --kv %s takes",
-                  e->kv_budget.limit, tern_kv_least_bytes(p->layout), kv);
     if (e->n_caches > e->n_plans)
         TERN_TRY(tern_prompt_check_plan(p->layout, err));
-    TERN_TRY(open_cache(e, p, err));
+    TERN_TRY(open_cache(e, p, kv, err));
     *plan = e->n_plans - 1;
     p = NULL;
 out:

@@ -131,14 +131,17 @@ struct tern_pair_mean {
  * squares that still rotates. */
 double tern_cond_choose_pairs(struct tern_kv_cond *c, const struct tern_kv_decl *d, struct tern_pair_mean *s,
                               double varying);
-/* MODEL.ternkv */
 /* tern_kv_plan_new for engines of this context; mtp: which run the MTP layer, if the model has one. */
 int tern_plan_of_ctx(tern_kv_plan **out, const tern_model *m, int ctx, const char *spec, bool strict, bool mtp,
                      tern_error *err);
 
+/* TERN_EINVAL where kv_bytes do not pay for one page of this plan, which was given as `spec`. */
+int tern_engine_check_kv(const tern_engine *e, int plan, const char *spec, tern_error *err);
+
 /* Is it the device of m that cannot serve this plan? */
 bool tern_plan_unserved(const tern_model *m, int ctx, const char *spec);
 
+/* MODEL.ternkv */
 int tern_cond_path(struct tern_buf *out, const tern_model *m, tern_error *err);
 /* MODEL.suffix as tern_model_beside finds it, into an empty buffer.  make: a folder that it is to be written to. */
 int tern_beside(struct tern_buf *out, const char *model, const char *suffix, bool make, tern_error *err);

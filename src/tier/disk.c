@@ -38,6 +38,7 @@ struct tern_disk {
     size_t limit, min_free;
     struct tern_say *say;
     bool read_only;
+    double follow_again;        /* as below, of the thread that writes */
     _Atomic double write_again; /* not before */
     _Atomic double read_again;
     atomic_int bad_reads; /* in a row */
@@ -204,6 +205,66 @@ static bool make_room(struct tern_disk *d, struct usage *u, size_t n)
     return fits(d, u, n);
 }
 
+/* ---- the directory itself ---------------------------------------------------------------------------------------- */
+
+/* What killed processes left goes; the rest is counted. */
+static void look_around(struct tern_disk *d)
+{
+    struct usage u;
+    struct listing l = {0};
+    struct stat st;
+    const bool locked = d->lock >= 0 && take_lock(d);
+    if (locked && fstatat(d->dir, NEW_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        (void)unlinkat(d->dir, NEW_NAME, 0);
+    count_anew(d, &u, &l);
+    if (locked) {
+        write_usage(d, &u);
+        give_lock(d);
+    }
+    d->stats.bytes = u.bytes;
+    d->stats.entries = u.entries;
+    if (l.strangers)
+        tern_say(d->say, "cache: %s holds %zu files that are not of this cache; they are left alone", d->path,
+                 l.strangers);
+    tern_free(l.v);
+}
+
+static int open_dir(const char *path)
+{
+    return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+static int open_lock(int dir)
+{
+    return openat(dir, LOCK_NAME, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+/* Somebody may remove the directory, or put another in its place, while it is in use: then what is at its path is used
+ * from here on, made where nothing is.  One that was moved away is used where it is, until there is another.  The
+ * descriptors keep their numbers, so readers in other threads have one or the other. */
+static void follow_path(struct tern_disk *d)
+{
+    struct stat ours, there;
+    if (tern_now() < d->follow_again || fstat(d->dir, &ours) < 0)
+        return;
+    if (stat(d->path, &there) < 0) {
+        if (errno != ENOENT || ours.st_nlink > 0 || mkdir(d->path, 0700) < 0)
+            return;
+    } else if (there.st_dev == ours.st_dev && there.st_ino == ours.st_ino) {
+        return;
+    }
+    const int dir = open_dir(d->path), lock = dir < 0 ? -1 : open_lock(dir);
+    if (lock >= 0 && dup3(dir, d->dir, O_CLOEXEC) >= 0 && dup3(lock, d->lock, O_CLOEXEC) >= 0) {
+        tern_say(d->say, "cache: %s is another directory than before; it is used from here on", d->path);
+        look_around(d);
+        d->follow_again = tern_now() + WRITE_PAUSE; /* where directories have other numbers each time */
+    }
+    if (lock >= 0)
+        (void)close(lock);
+    if (dir >= 0)
+        (void)close(dir);
+}
+
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 bool tern_disk_writes(struct tern_disk *d)
@@ -281,11 +342,9 @@ void tern_disk_write(struct tern_disk *d, const void *record, size_t bytes)
     const struct tern_record *h = record;
     const struct tern_record_name n = tern_record_name_of(h);
     tern_record_name_text(&n, name);
-    if (!tern_disk_writes(d)) {
-        COUNT(d, dropped, 1);
-        return;
-    }
-    if (!take_lock(d)) {
+    if (!d->read_only)
+        follow_path(d);
+    if (!tern_disk_writes(d) || !take_lock(d)) {
         COUNT(d, dropped, 1);
         return;
     }
@@ -417,28 +476,6 @@ bool tern_disk_read(struct tern_disk *d, const struct tern_record_name *n, const
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-/* What killed processes left goes; the rest is counted. */
-static void look_around(struct tern_disk *d)
-{
-    struct usage u;
-    struct listing l = {0};
-    struct stat st;
-    const bool locked = d->lock >= 0 && take_lock(d);
-    if (locked && fstatat(d->dir, NEW_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0)
-        (void)unlinkat(d->dir, NEW_NAME, 0);
-    count_anew(d, &u, &l);
-    if (locked) {
-        write_usage(d, &u);
-        give_lock(d);
-    }
-    d->stats.bytes = u.bytes;
-    d->stats.entries = u.entries;
-    if (l.strangers)
-        tern_say(d->say, "cache: %s holds %zu files that are not of this cache; they are left alone", d->path,
-                 l.strangers);
-    tern_free(l.v);
-}
-
 int tern_disk_open(struct tern_disk **out, const char *dir, size_t limit, size_t min_free, struct tern_say *say,
                    tern_error *err)
 {
@@ -456,10 +493,10 @@ int tern_disk_open(struct tern_disk **out, const char *dir, size_t limit, size_t
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the name of a directory");
     if (mkdir(dir, 0700) < 0 && errno != EEXIST)
         TERN_FAIL(err, TERN_EIO, "%s: cannot make the directory: %s", dir, strerror(errno));
-    d->dir = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    d->dir = open_dir(dir);
     if (d->dir < 0)
         TERN_FAIL(err, TERN_EIO, "%s: cannot open the directory: %s", dir, strerror(errno));
-    d->lock = openat(d->dir, LOCK_NAME, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    d->lock = open_lock(d->dir);
     if (d->lock < 0) {
         d->read_only = true;
         tern_say(say, "cache: %s: cannot be written: %s; what is there is used", dir, strerror(errno));

@@ -29,6 +29,13 @@ static tern_device_memory card(void)
     return m;
 }
 
+static int open_of(tern_model **m, const char *path, size_t budget, int cards)
+{
+    const tern_model_params p = {
+        .n_threads = 1, .packed = "off", .device = "cuda", .gpu_memory = budget, .gpus = cards};
+    return tern_model_open(m, path, &p, &err);
+}
+
 static int open_layers(tern_model **m, size_t budget, int layers)
 {
     const tern_model_params p = {
@@ -38,9 +45,7 @@ static int open_layers(tern_model **m, size_t budget, int layers)
 
 static int open_cards(tern_model **m, size_t budget, int cards)
 {
-    const tern_model_params p = {
-        .n_threads = 1, .packed = "off", .device = "cuda", .gpu_memory = budget, .gpus = cards};
-    return tern_model_open(m, MODEL, &p, &err);
+    return open_of(m, MODEL, budget, cards);
 }
 
 static int open_model(tern_model **m, size_t budget)
@@ -259,6 +264,36 @@ static void test_cards(void)
     (void)unlink(path);
 }
 
+/* What two cards promise to sequences they have, however little of a page can be divided among them: latents, one KV
+ * head, three, and tiles of windows. */
+static void test_divisions(void)
+{
+    static tern_seq *seqs[MOST];
+    static const char *const models[] = {
+        TERN_TEST_DATA "/tiny/deepseek2-lite.gguf", TERN_TEST_DATA "/tiny/gemma2.gguf",
+        TERN_TEST_DATA "/tiny/gemma3-w8.gguf",      TERN_TEST_DATA "/tiny/deepseek4.gguf",
+        TERN_TEST_DATA "/tiny/qwen35.gguf",         MODEL};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        tern_model *m;
+        tern_engine *e;
+        tern_memory memory;
+        const tern_engine_params p = {.n_threads = 1, .ctx = 256, .max_seqs = MOST, .chunk = CHUNK + 1, .kv = "f16"};
+        CHECK(open_of(&m, models[i], 0, 2) == 0 && tern_engine_open(&e, m, &p, &err) == 0);
+        const size_t taken = used_by("cuda") > used_by("cuda:1") ? used_by("cuda") : used_by("cuda:1");
+        tern_engine_close(&e);
+        tern_model_close(&m);
+        CHECK(open_of(&m, models[i], taken + 72 * MIB, 2) == 0 && tern_engine_open(&e, m, &p, &err) == 0);
+        const int n = fill(e, seqs, CHUNK, MOST);
+        CHECK(n > 0 && n < MOST && strstr(err.msg, "the KV memory is full"));
+        tern_engine_memory(e, &memory);
+        (void)printf("%s: %zu of %zu MiB\n", strrchr(models[i], '/') + 1, memory.kv_bytes / MIB,
+                     tern_engine_kv_limit(e) / MIB);
+        free_all(seqs, n);
+        tern_engine_close(&e);
+        tern_model_close(&m);
+    }
+}
+
 /* Each time that memory is taken there is none, in turn; layers: of the card; or of several cards. */
 static void test_faults(int layers, int cards)
 {
@@ -311,6 +346,8 @@ int main(int argc, char **argv)
         test_faults(1, 1);
     else if (strcmp(which, "cards") == 0)
         test_cards();
+    else if (strcmp(which, "divisions") == 0)
+        test_divisions();
     else if (strcmp(which, "cards-faults") == 0)
         test_faults(0, 2);
     else

@@ -127,6 +127,37 @@ def test_tools(s):
     check("<tool_call>" in half["content"] and "tool_calls" not in half, "half a call is text", half)
 
 
+def test_continued(s):
+    begun = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " Once <|im_end|> upon "}]
+    asked = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    a = s.post("/apply-template", asked).json
+    check(a["prompt"].endswith("assistant\n Once <|im_end|> upon "), "the prompt ends with the message", a["prompt"])
+    check(s.post("/apply-template", {"messages": begun}).json["prompt"] != a["prompt"], "only where it is asked for")
+    opened = s.post("/apply-template", {"messages": begun[:1]}).json["prompt"]
+    spaces = [begun[0], {"role": "assistant", "content": " \n"}]
+    same(s.post("/apply-template", {**asked, "messages": spaces}).json["prompt"], opened, "nothing to go on from")
+    more = s.post("/v1/completions", {"prompt": a["tokens"], "max_tokens": 8, "temperature": 0}).json["choices"][0]["text"]
+    check(len(more) > 0, "there is more")
+    for path, body in [
+            ("/v1/chat/completions", asked),
+            ("/v1/chat/completions", {"messages": [begun[0], {**begun[1], "prefix": True}]}),
+            ("/v1/messages", {"messages": begun}),
+            ("/api/chat", {"messages": begun, "stream": False, "options": {"temperature": 0, "num_predict": 8}})]:
+        sampled = {} if path[1] == "a" else {"max_tokens": 8, "temperature": 0}
+        a = s.post(path, {**body, **sampled, "model": "tools"}).json
+        text = (a["choices"][0]["message"]["content"] if "choices" in a else a["message"]["content"] if "message" in a
+                else "".join(b["text"] for b in a["content"]))
+        same(text, more, path)
+    call = {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]}
+    for wrong in [{"messages": begun[:1]}, {"messages": [begun[0], call]}, {"add_generation_prompt": True},
+                  {"add_generation_prompt": 1}, {"response_format": {"type": "json_object"}}]:
+        a = s.post("/v1/chat/completions", {**asked, **wrong})
+        same((a.status, a.json["error"]["param"]),
+             (400, "add_generation_prompt" if "add_generation_prompt" in wrong else "messages"), wrong)
+    same(s.chat(add_generation_prompt=False).status, 400, "no reply, and no message that goes on")
+
+
 def test_reasoning(s):
     a = s.chat(logit_bias={str(THINK): 500}, max_tokens=1).json
     m = a["choices"][0]["message"]
@@ -349,7 +380,7 @@ def test_unix():
 
 
 with Server() as server:
-    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_reasoning, test_reasoning_counts, test_logprobs, test_completions,
+    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_continued, test_reasoning, test_reasoning_counts, test_logprobs, test_completions,
                  test_scoring, test_texts, test_connection):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")

@@ -376,6 +376,39 @@ static void test_read_only(void **state)
     tern_disk_close(d);
 }
 
+/* A directory that is removed comes back, another one in its place is used; one that was moved away is used there. */
+static void test_other_directory(void **state)
+{
+    char command[300];
+    (void)state;
+    struct tern_disk *d = open_disk("gone", 1 << 20, 0);
+    write_records(d);
+    (void)snprintf(command, sizeof command, "rm -r %s", in_dir("gone"));
+    assert_int_equal(system(command), 0); // NOLINT(cert-env33-c)
+    assert_false(read_back(d, 0));
+    const int lines = n_lines;
+    write_records(d);
+    assert_int_equal(n_lines, lines + 1);
+    assert_int_equal(stats_of(d).entries, PAGES + 1);
+    for (int i = 0; i <= PAGES; i++)
+        assert_true(read_back(d, i));
+    struct tern_disk *other = open_disk("gone", 1 << 20, 0); /* they are where a new process looks */
+    assert_true(read_back(other, PAGES));
+    tern_disk_close(other);
+    tern_disk_close(d);
+
+    d = open_disk("moved", 1 << 20, 0);
+    assert_int_equal(rename(in_dir("moved"), in_dir("elsewhere")), 0);
+    write_records(d);
+    assert_int_equal(access(path_of("elsewhere", PAGES), R_OK), 0);
+    assert_int_equal(access(in_dir("moved"), F_OK), -1);
+    assert_int_equal(mkdir(in_dir("moved"), 0700), 0);
+    assert_true(read_back(d, 0));
+    write_records(d);
+    assert_int_equal(access(path_of("moved", PAGES), R_OK), 0);
+    tern_disk_close(d);
+}
+
 /* ---- caps -------------------------------------------------------------------------------------------------------- */
 
 static void test_cap(void **state)
@@ -599,11 +632,21 @@ static void test_two_processes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),         cmocka_unit_test(test_sha256),        cmocka_unit_test(test_origin),
-        cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_every_byte),    cmocka_unit_test(test_aside_is_few),
-        cmocka_unit_test(test_strange_files), cmocka_unit_test(test_read_only),     cmocka_unit_test(test_cap),
-        cmocka_unit_test(test_order),         cmocka_unit_test(test_faults),        cmocka_unit_test(test_read_errors),
-        cmocka_unit_test(test_kill),          cmocka_unit_test(test_two_processes),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_sha256),
+        cmocka_unit_test(test_origin),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_every_byte),
+        cmocka_unit_test(test_aside_is_few),
+        cmocka_unit_test(test_strange_files),
+        cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_cap),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_read_errors),
+        cmocka_unit_test(test_kill),
+        cmocka_unit_test(test_two_processes),
+        cmocka_unit_test(test_other_directory),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

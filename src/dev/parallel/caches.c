@@ -249,6 +249,7 @@ void tern_parallel_begin(struct tern_dev *dev, const struct tern_dev_step *step)
     struct tern_parallel *s = tern_parallel_of(dev);
     s->layer = -1;
     s->n_rows = step->n_rows;
+    s->step++;
     tern_parallel_start(s);
     for (int i = 0; i < s->n; i++) {
         struct tern_dev_step own = *step;

@@ -131,8 +131,7 @@ int tern_parallel_adopt(struct tern_dev *dev, struct tern_dev_mem **out, const v
 
 /* Weights are divided as they are placed, so each device gets addresses for all of them, of which it uses what it
  * needs. */
-int tern_parallel_divide(struct tern_dev *dev, struct tern_dev_mem *m, const struct tern_dev_division *by,
-                         tern_error *err)
+int tern_parallel_divide(struct tern_dev *dev, struct tern_dev_mem *m, struct tern_dev_division *by, tern_error *err)
 {
     int rc = 0;
     struct tern_parallel *s = tern_parallel_of(dev);
@@ -150,6 +149,7 @@ int tern_parallel_divide(struct tern_dev *dev, struct tern_dev_mem *m, const str
     TERN_TRY(tern_parallel_block_runs(&m->runs, s->n, by, err));
     for (int i = 0; i < s->n; i++) {
         m->part[i] = tern_round_up(m->runs.own_end[i] + (m->block - m->runs.end), TERN_ALIGN);
+        by->takes = by->takes < m->part[i] * (size_t)s->n ? m->part[i] * (size_t)s->n : by->takes;
         TERN_TRY(s->d[i]->ops->reserve(s->d[i], &m->m[i], m->part[i] * blocks + slack, true, err));
     }
 out:

@@ -67,6 +67,7 @@ struct tern_dev_form {
 struct tern_parallel_share {
     struct tern_dev_rows x;
     int n_rows;
+    unsigned step; /* whose operation wrote them */
     int bound[TERN_PARALLEL_MOST + 1];
 };
 
@@ -97,6 +98,7 @@ struct tern_parallel {
     struct tern_attn_shape *shapes[TERN_PARALLEL_MOST]; /* [n_layers] */
     const struct tern_kv_layer *layers;                 /* of the whole: heads are alike in all caches */
     int n_rows;                                         /* of the step in hand */
+    unsigned step;                                      /* which it is */
     struct tern_parallel_share share[TERN_PARALLEL_SHARES];
     int n_shares;
     float *crossing; /* columns on their way from one device to the others; NULL where they are joined */
@@ -133,8 +135,7 @@ void tern_parallel_bring(struct tern_parallel *s, struct tern_dev_mem *m, size_t
 int tern_parallel_reserve(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
 void tern_parallel_release(struct tern_dev *d, struct tern_dev_mem *m);
 int tern_parallel_adopt(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
-int tern_parallel_divide(struct tern_dev *d, struct tern_dev_mem *m, const struct tern_dev_division *by,
-                         tern_error *err);
+int tern_parallel_divide(struct tern_dev *d, struct tern_dev_mem *m, struct tern_dev_division *by, tern_error *err);
 int tern_parallel_claim(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
 void tern_parallel_copy_in(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
 void tern_parallel_copy_out(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);

@@ -88,14 +88,15 @@ void tern_parallel_gather(struct tern_parallel *s, struct tern_dev_rows x, int n
         tern_parallel_gather_floats(s, x.mem, x.at, floats_of(x, n_rows));
 }
 
-/* A share of which all is written anew is forgotten; of others the rest is made whole first. */
+/* A share of which all is written anew is forgotten, and one of an earlier step that rows of this one replace, even
+ * where they are fewer: nobody reads on behind them.  Of others the rest is made whole first. */
 void tern_parallel_wrote(struct tern_parallel *s, struct tern_dev_rows x, int n_rows)
 {
     for (int i = s->n_shares - 1; i >= 0; i--) {
         const struct tern_parallel_share *p = &s->share[i];
         if (!overlaps(p, x.mem, x.at, floats_of(x, n_rows)))
             continue;
-        if (same_place(p->x, x) && p->x.width <= x.width && p->n_rows <= n_rows)
+        if (same_place(p->x, x) && p->x.width <= x.width && (p->n_rows <= n_rows || p->step != s->step))
             s->share[i] = s->share[--s->n_shares];
         else
             gather(s, i);
@@ -108,5 +109,6 @@ void tern_parallel_wrote_share(struct tern_parallel *s, struct tern_dev_rows x, 
     struct tern_parallel_share *p = &s->share[s->n_shares++];
     p->x = x;
     p->n_rows = n_rows;
+    p->step = s->step;
     memcpy(p->bound, bound, (size_t)(s->n + 1) * sizeof *bound);
 }

@@ -108,7 +108,7 @@ static int adopt_part(struct tern_split *s, struct tern_dev_mem *m, int side, te
     return 0;
 }
 
-int tern_split_divide(struct tern_dev *dev, struct tern_dev_mem *m, const struct tern_dev_division *by, tern_error *err)
+int tern_split_divide(struct tern_dev *dev, struct tern_dev_mem *m, struct tern_dev_division *by, tern_error *err)
 {
     int rc = 0;
     struct tern_split *s = tern_split_of(dev);

@@ -63,7 +63,7 @@ struct tern_dev_vec tern_split_vec(const struct tern_split *s, struct tern_dev_v
 int tern_split_reserve(struct tern_dev *d, struct tern_dev_mem **out, size_t bytes, bool lazy, tern_error *err);
 void tern_split_release(struct tern_dev *d, struct tern_dev_mem *m);
 int tern_split_adopt(struct tern_dev *d, struct tern_dev_mem **out, const void *host, size_t bytes, tern_error *err);
-int tern_split_divide(struct tern_dev *d, struct tern_dev_mem *m, const struct tern_dev_division *by, tern_error *err);
+int tern_split_divide(struct tern_dev *d, struct tern_dev_mem *m, struct tern_dev_division *by, tern_error *err);
 int tern_split_claim(struct tern_dev *d, struct tern_dev_mem *m, size_t at, size_t bytes, tern_error *err);
 void tern_split_copy_in(struct tern_dev *d, struct tern_dev_mem *to, size_t at, const void *host, size_t bytes);
 void tern_split_copy_out(struct tern_dev *d, void *host, const struct tern_dev_mem *from, size_t at, size_t bytes);

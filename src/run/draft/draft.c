@@ -246,12 +246,12 @@ static int states_left(const struct tern_engine *e, int n)
     const size_t used = atomic_load_explicit(&b->used, memory_order_relaxed);
     for (int i = 0; i < e->n_caches; i++) {
         const struct tern_kv_cache *c = &e->caches[i];
-        const int64_t bytes = (int64_t)c->states.mem.bytes, pages = e->chunk / TERN_PAGE + n + 1;
+        const int64_t bytes = (int64_t)c->states.takes, pages = e->chunk / TERN_PAGE + n + 1;
         if (!c->layout->state_bytes)
             continue;
-        int64_t more = (int64_t)c->sinks.mem.bytes, room = (int64_t)(b->limit > used ? b->limit - used : 0);
+        int64_t more = (int64_t)c->sinks.takes, room = (int64_t)(b->limit > used ? b->limit - used : 0);
         for (int g = 0; g < c->layout->n_groups; g++)
-            more += pages * (int64_t)c->pool[g].mem.bytes;
+            more += pages * (int64_t)c->pool[g].takes;
         room = b->limit == SIZE_MAX ? INT32_MAX : (room - more) / bytes;
         const int64_t blocks =
             (int64_t)c->states.n_blocks - (int64_t)atomic_load_explicit(&c->states.n_used, memory_order_relaxed);

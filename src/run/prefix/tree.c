@@ -111,7 +111,7 @@ static size_t slice_bytes(const struct tern_kv_cache *c, const struct tern_kv_sl
     size_t n = 0;
     for (int i = 0; i < TERN_KV_PARTS; i++)
         if (s->part[i] != TERN_NO_BLOCK)
-            n += i == TERN_KV_FIRST_TOKENS ? c->sinks.mem.bytes : c->pool[i].mem.bytes;
+            n += i == TERN_KV_FIRST_TOKENS ? c->sinks.takes : c->pool[i].takes;
     return n;
 }
 

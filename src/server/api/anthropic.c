@@ -183,6 +183,7 @@ static int convert_messages(struct tern_ask *g, struct tern_fault *f)
             return -1;
     }
     g->messages = out;
+    g->continues = tern_ends_unfinished(out);
     return 0;
 }
 

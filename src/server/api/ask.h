@@ -36,6 +36,8 @@ struct tern_ask {
     json_t *system, *input, *thinking, *keep_alive; /* of single APIs */
     const char *user, *effort, *system_text, *text; /* text: of single APIs */
     bool flag;                                      /* likewise */
+    bool continues;      /* the reply goes on from the last message, which is the assistant's */
+    json_t *opens_reply; /* add_generation_prompt: the opposite of continues, where it is given */
 
     /* Made out of them. */
     enum tern_ask_rule rule;
@@ -98,6 +100,13 @@ void tern_ask_free(struct tern_ask *g);
         "json_schema", TERN_FIELD_ANY, TERN_ASK_AT(json_schema), 0, 0, NULL                                            \
     }
 
+/* Of those of its kind that take conversations. */
+#define TERN_ASK_CONTINUES                                                            \
+    {"continue_final_message", TERN_FIELD_BOOL, TERN_ASK_AT(continues), 0, 0, NULL},  \
+    {                                                                                 \
+        "add_generation_prompt", TERN_FIELD_ANY, TERN_ASK_AT(opens_reply), 0, 0, NULL \
+    }
+
 #define TERN_OWN_BLANKS "blanks in JSON are as docs/structured-output.md says"
 #define TERN_OTHER_NAME "use response_format or structured_outputs"
 
@@ -117,6 +126,8 @@ int tern_rule_apply(struct tern_job *j, struct tern_lane *lane, struct tern_faul
 json_t *tern_ask_own(struct tern_ask *g, json_t *j);
 int tern_messages_tokens(struct tern_job *j, tern_tokens *out, tern_tokens *borders, struct tern_fault *f);
 int tern_messages_check(struct tern_job *j, struct tern_fault *f);
+/* Is the last message the assistant's, without calls?  In some APIs a reply goes on from it then. */
+bool tern_ends_unfinished(const json_t *messages);
 /* "tools" of OpenAI's API are checked; tool_choice decides whether they are offered. */
 int tern_tools_check(struct tern_job *j, struct tern_fault *f);
 

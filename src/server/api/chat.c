@@ -15,6 +15,7 @@ static const struct tern_field fields[] = {
     {"parallel_tool_calls", TERN_FIELD_BOOL, TERN_ASK_AT(parallel_calls), 0, 0, NULL},
     {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
     {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
+    TERN_ASK_CONTINUES,
     {"functions", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "use tools"},
     {"function_call", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "use tool_choice"},
     {"audio", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there is no sound here"},

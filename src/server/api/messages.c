@@ -96,6 +96,7 @@ static int check_message(json_t *m, size_t index, bool reminders, struct tern_fa
         {"name", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
         {"tool_call_id", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
         {"reasoning_content", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
+        {"prefix", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
         {"function_call", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "calls go into tool_calls"},
         {"audio", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there is no sound here"},
         {0},
@@ -147,6 +148,36 @@ int tern_messages_check(struct tern_job *j, struct tern_fault *f)
         if (check_message(m, i, reminders, f) < 0)
             return -1;
     }
+    return 0;
+}
+
+bool tern_ends_unfinished(const json_t *messages)
+{
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *role = json_string_value(json_object_get(last, "role"));
+    return role && strcmp(role, "assistant") == 0 && json_array_size(json_object_get(last, "tool_calls")) == 0;
+}
+
+/* Does the reply go on from the last message?  The request says so, or the message does. */
+static int check_unfinished(struct tern_ask *g, struct tern_fault *f)
+{
+    const json_t *opens = g->opens_reply;
+    json_t *last = json_array_get(g->messages, json_array_size(g->messages) - 1);
+    if (opens && !json_is_boolean(opens))
+        return bad(f, "invalid_type", "add_generation_prompt", "must be true or false");
+    if (opens && json_is_true(opens) == g->continues)
+        return bad(f, "invalid_value", "add_generation_prompt", "must be the opposite of continue_final_message");
+    g->continues |= json_is_true(json_object_get(last, "prefix"));
+    if (!g->continues)
+        return 0;
+    if (strcmp(json_string_value(json_object_get(last, "role")), "assistant") != 0)
+        return bad(f, "invalid_value", "messages", "must end with the assistant's, if a reply shall go on from it");
+    if (json_array_size(json_object_get(last, "tool_calls")) > 0)
+        return bad(f, "invalid_value", "messages", "end with calls, which no reply can go on from");
+    if (g->rule != TERN_RULE_NONE || g->call_required)
+        return bad(f, "invalid_value", "messages",
+                   "end with the assistant's, and a reply that must follow a format, or call a tool, begins anew");
+    (void)json_object_set_new(last, "prefix", json_true());
     return 0;
 }
 
@@ -318,8 +349,8 @@ int tern_messages_tokens(struct tern_job *j, tern_tokens *out, tern_tokens *bord
                             "the model has no chat template; use /v1/completions");
         goto out;
     }
-    if (tern_messages_check(j, f) < 0 || tern_tools_check(j, f) < 0 || add_kwargs(j, vars, f) < 0 ||
-        add_effort(j, vars, f) < 0)
+    if (tern_messages_check(j, f) < 0 || tern_tools_check(j, f) < 0 || check_unfinished(g, f) < 0 ||
+        add_kwargs(j, vars, f) < 0 || add_effort(j, vars, f) < 0)
         goto out;
     if (g->tools)
         (void)json_object_set(vars, "tools", g->tools);

@@ -189,6 +189,7 @@ static int convert_messages(struct tern_ask *g, struct tern_fault *f)
                 (void)json_object_set_new(call, "type", json_string("function"));
         }
     }
+    g->continues = tern_ends_unfinished(g->messages);
     return 0;
 }
 

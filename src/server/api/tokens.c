@@ -127,6 +127,7 @@ static int apply_template(struct tern_job *j, struct tern_fault *f)
         {"tool_choice", TERN_FIELD_ANY, TERN_ASK_AT(tool_choice), 0, 0, NULL},
         {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
         {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
+        TERN_ASK_CONTINUES,
         {0},
     };
     tern_tokens ids = {0};
