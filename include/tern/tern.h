@@ -475,7 +475,8 @@ typedef struct tern_step_item {
 } tern_step_item;
 
 /* Runs one ragged batch of at most `chunk` rows.  *logits: [rows that asked][n_vocab] in the order of the items, view
- * until the next step; NULL when none asked.  All or nothing: on error no sequence has changed. */
+ * until the next step; NULL when none asked.  All or nothing: on error no sequence has changed.  But where the device
+ * failed, or a file that experts are read from, those of several tokens or with states can only be freed afterwards. */
 TERN_API int tern_step(tern_engine *e, const tern_step_item *items, int n_items, const float **logits, tern_error *err);
 /* tern_step, and in place of logits the most likely token after each item that asks for TERN_LOGITS_LAST: ids[i] of
  * item i, of equally likely ones the lower id; -1 where an item asks for none, or a row holds no number.  A device

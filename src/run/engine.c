@@ -355,11 +355,14 @@ void tern_seq_free(tern_seq *s)
     tern_kv_seq_free(cache_of(s), s->kv);
     s->kv = NULL;
     s->ahead = 0;
+    s->torn = false;
 }
 
 /* While drafts are verified a sequence holds tokens that may not count. */
 int tern_seq_check_whole(const tern_seq *s, tern_error *err)
 {
+    if (s->torn)
+        return tern_err_set(err, TERN_EINVAL, "a step of the sequence failed midway: it can only be freed");
     if (!s->ahead)
         return 0;
     return tern_err_set(err, TERN_EINVAL, "the sequence is in the middle of a step; until that is over it can be read");
@@ -473,7 +476,7 @@ static int check_item(tern_engine *e, const tern_step_item *it, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence does not belong to this engine");
     if (it->n_tokens < 1)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence comes with %d tokens", it->n_tokens);
-    if (it->seq->ahead)
+    if (it->seq->ahead || it->seq->torn)
         return tern_seq_check_whole(it->seq, err);
     for (int i = 0; i < it->n_tokens; i++)
         if (it->tokens[i] < 0 || it->tokens[i] >= e->model->net->desc.n_vocab)
@@ -663,6 +666,14 @@ static void fetch_answers(tern_engine *e, const struct tern_forward_batch *b, co
     }
 }
 
+/* A step wrote rows and failed.  One row behind a sequence lies where nothing counts any more; but several may have
+ * taken the place of raw rows that close a page, and states have moved. */
+static void tear(const tern_step_item *items, int n_items)
+{
+    for (int i = 0; i < n_items; i++)
+        items[i].seq->torn |= items[i].n_tokens > 1 || cache_of(items[i].seq)->layout->state_bytes;
+}
+
 static int step(tern_engine *e, const tern_step_item *items, int n_items, struct answers *a, tern_error *err)
 {
     int rc = 0, begun = 0, n_hidden;
@@ -682,7 +693,10 @@ static int step(tern_engine *e, const tern_step_item *items, int n_items, struct
     fetch_answers(e, &b, items, n_items, a);
     tern_hidden_fetch(e, &b, items, n_items);
     e->dev->ops->sync(e->dev);
-    TERN_TRY(tern_forward_fault(e->forward, err));
+    if ((rc = tern_forward_fault(e->forward, err)) < 0) {
+        tear(items, n_items);
+        goto out;
+    }
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;
         size_t at = (size_t)s->kv->n_tokens, n = (size_t)items[i].n_tokens;

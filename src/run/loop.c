@@ -108,7 +108,7 @@ static void end_request(tern_loop *l, struct tern_request_run *q)
     double now = tern_now();
     drop_fetch(l, q);
     for (int i = 0; l->prefix.offer && i < q->r.n_choices; i++)
-        if (q->choices[i].seq && tern_seq_length(q->choices[i].seq)) /* what was computed may be of use */
+        if (q->choices[i].seq && tern_seq_length(q->choices[i].seq) && !q->choices[i].seq->torn) /* it may be of use */
             l->prefix.offer(l->prefix.self, q->choices[i].seq, NULL, true);
     tern_request_end(q, now);
     int rc = q->rc;

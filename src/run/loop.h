@@ -92,6 +92,8 @@ struct tern_request_run {
     int room;       /* ... so many tokens of each reply */
     int fits;       /* most tokens of prompt and reply for which there can be room */
     bool preempted; /* waits to be let in again, without pages */
+    bool torn;      /* a step of its failed midway: it gives up what it has, and computes it again */
+    bool torn_once; /* that has been; a second time it fails */
     bool begun;     /* its TERN_EVENT_START is out */
     bool again;     /* its rows are computed again; nothing new comes of them */
     bool mute;      /* there was no memory for one of its events: none is sent any more but the last */
@@ -205,8 +207,10 @@ int tern_loop_place(const tern_loop *l, const struct tern_request_run *q);
 
 /* Fills reserve, room and fits of a request that is new. */
 void tern_room_of_new(const tern_loop *l, struct tern_request_run *q);
-/* Under the lock: room for the next row of every reply that runs.  Requests that give up theirs go back into the queue
- * and into l->given_up; returns how many. */
+/* Can what it has be computed again? */
+bool tern_room_may_go(const struct tern_request_run *q);
+/* Under the lock: room for the next row of every reply that runs.  Requests that give up theirs, and those that are
+ * torn, go back into the queue and into l->given_up; returns how many. */
 int tern_room_grow(tern_loop *l);
 
 /* loop_again.c, the thread's. */

@@ -90,7 +90,7 @@ static struct tern_request_run *next_to_grow(const tern_loop *l)
 }
 
 /* Rows of a prompt that somebody gets to see are computed once. */
-static bool may_go(const struct tern_request_run *q)
+bool tern_room_may_go(const struct tern_request_run *q)
 {
     bool seen = q->r.prompt_logprobs >= 0 || q->r.embed != TERN_EMBED_NONE;
     return q->rc == 0 && !tern_request_over(q) && !(seen && q->choices[0].gen.phase == TERN_GEN_PROMPT);
@@ -102,16 +102,34 @@ static struct tern_request_run *who_goes(const tern_loop *l, struct tern_request
     struct tern_request_run *best = q;
     for (int i = 0; i < l->n_running; i++) {
         struct tern_request_run *o = l->running[i];
-        if (may_go(o) && (o->r.priority != best->r.priority ? o->r.priority < best->r.priority : o->id > best->id))
+        if (tern_room_may_go(o) &&
+            (o->r.priority != best->r.priority ? o->r.priority < best->r.priority : o->id > best->id))
             best = o;
     }
     return best;
+}
+
+/* Back into the queue, with room for what it had. */
+static void give_up(tern_loop *l, struct tern_request_run *q, int *n)
+{
+    const int had = grown(q);
+    tern_loop_requeue(l, q);
+    set_room(l, q, had + l->p.reply_tokens);
+    l->given_up[(*n)++] = q;
 }
 
 int tern_room_grow(tern_loop *l)
 {
     int n = 0;
     struct tern_request_run *q;
+    for (int i = l->n_running - 1; i >= 0; i--) {
+        q = l->running[i];
+        if (!q->torn || q->rc < 0)
+            continue;
+        q->torn = false;
+        q->torn_once = true;
+        give_up(l, q, &n);
+    }
     while ((q = next_to_grow(l)) != NULL) {
         const int room = q->room;
         size_t before = q->reserve, others = l->reserved - before;
@@ -121,12 +139,9 @@ int tern_room_grow(tern_loop *l)
             continue;
         }
         struct tern_request_run *out = who_goes(l, q);
-        int had = grown(out);
         q->reserve = before;
         q->room = room;
-        tern_loop_requeue(l, out);
-        set_room(l, out, had + l->p.reply_tokens);
-        l->given_up[n++] = out;
+        give_up(l, out, &n);
         l->stats.preempted++;
     }
     return n;

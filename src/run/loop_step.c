@@ -494,8 +494,19 @@ static bool forget_guesses(tern_loop *l, int n_items)
     return any;
 }
 
-/* Nothing has changed when a step fails.  Then it does without guesses, and pages are given back; at last each item
- * goes by itself, and only whose item cannot go is told so. */
+/* Its sequence was torn: the request computes its rows again, once, where nobody has seen them. */
+static void mend(struct tern_choice *c, int rc, const tern_error *err)
+{
+    struct tern_request_run *q = c->request;
+    tern_draft_forget(&c->draft);
+    if (q->torn_once || !tern_room_may_go(q))
+        tern_request_fail(q, rc, err->msg);
+    else
+        q->torn = true;
+}
+
+/* Nothing has changed when a step fails, or sequences are torn.  In the first case it does without guesses, and pages
+ * are given back; at last each item that is not torn goes by itself, and only whose item cannot go is told so. */
 static void step_batch(tern_loop *l, int n_items)
 {
     tern_error err = {0};
@@ -509,11 +520,14 @@ static void step_batch(tern_loop *l, int n_items)
         return;
     }
     for (int i = 0; i < n_items; i++) {
-        if (!runs(l->of[i]->request))
+        struct tern_choice *c = l->of[i];
+        if (!runs(c->request))
             continue;
-        rc = step_items(l, i, i + 1, &err);
-        if (rc < 0)
-            tern_request_fail(l->of[i]->request, rc, err.msg);
+        rc = c->seq->torn ? rc : step_items(l, i, i + 1, &err);
+        if (c->seq->torn)
+            mend(c, rc, &err);
+        else if (rc < 0)
+            tern_request_fail(c->request, rc, err.msg);
         else
             take_tokens(l);
     }

@@ -98,7 +98,7 @@ int tern_seq_plan(const tern_seq *s)
 
 static int check(const tern_seq *s, int plan, tern_error *err)
 {
-    if (s->ahead)
+    if (s->ahead || s->torn)
         return tern_seq_check_whole(s, err);
     const tern_engine *e = s->engine;
     if (plan < 0 || plan >= e->n_plans)

@@ -67,6 +67,7 @@ struct tern_seq {
     int recode_at;          /* tokens from which on recode_plan is its plan; 0: none */
     int recode_plan;
     int ahead; /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
+    bool torn; /* a step failed midway: raw rows and states may be those of tokens that it does not have */
 };
 
 struct tern_drafter;

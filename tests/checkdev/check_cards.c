@@ -54,7 +54,7 @@ static void load_weights(struct layers *h)
         at[i] = bytes;
         bytes += tern_round_up(ops->weight_bytes(&h->w[i]), 256);
     }
-    const struct tern_dev_division by = {.block = bytes};
+    struct tern_dev_division by = {.block = bytes};
     must(ops->reserve(h->d, &h->m, bytes, ops->divide != NULL, &err), &err);
     if (ops->divide)
         must(ops->divide(h->d, h->m, &by, &err), &err);

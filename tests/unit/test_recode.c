@@ -279,20 +279,20 @@ static void test_memory(void **state)
             tern_engine *e = open_engine(&t, plans[i][0], plans[i][1], false, 2, 70, 0);
             tern_seq *s = prefill(&t, e, 0, n);
             const struct tern_kv_cache *to = &e->caches[1], *from = &e->caches[0];
-            const size_t before = in_use(e), states = to->layout->state_bytes ? to->states.mem.bytes : 0;
+            const size_t before = in_use(e), states = to->layout->state_bytes ? to->states.takes : 0;
             size_t page = 0;
             for (int g = 0; g < to->layout->n_groups; g++)
-                page += to->pool[g].mem.bytes;
+                page += to->pool[g].takes;
             const tern_recoded r = recode(s, 1);
-            assert_int_equal(r.bytes_before + from->states.n_used * from->states.mem.bytes,
+            assert_int_equal(r.bytes_before + from->states.n_used * from->states.takes,
                              r.bytes_before); /* nothing is left behind */
-            assert_int_equal(r.bytes_after, in_use(e) - to->states.n_used * to->states.mem.bytes);
+            assert_int_equal(r.bytes_after, in_use(e) - to->states.n_used * to->states.takes);
             assert_int_equal(from->tiles.n_used + from->sinks.n_used, 0);
             for (int g = 0; g < from->layout->n_groups; g++)
                 assert_int_equal(from->pool[g].n_used, 0);
             const size_t larger = r.bytes_after > r.bytes_before ? r.bytes_after - r.bytes_before : 0;
-            assert_true(r.bytes_more <= larger + page + from->tiles.mem.bytes + to->tiles.mem.bytes +
-                                            to->sinks.mem.bytes + from->sinks.mem.bytes + 2 * states);
+            assert_true(r.bytes_more <= larger + page + from->tiles.takes + to->tiles.takes + to->sinks.takes +
+                                            from->sinks.takes + 2 * states);
             decode(&t, e, s, n, n + 20, want);
             tern_engine_close(&e);
             /* The least limit that it does with, and one byte less. */
@@ -344,7 +344,7 @@ static void test_shared_pages(void **state)
     tiny_ok(tern_seq_fork(&fork, s, &err), &err);
     const size_t before = in_use(e);
     const tern_recoded r = recode(s, 1);
-    assert_int_equal(in_use(e), before + r.bytes_after - e->caches[0].tiles.mem.bytes);
+    assert_int_equal(in_use(e), before + r.bytes_after - e->caches[0].tiles.takes);
     decode(&t, e, fork, n, t.n_ids, got);
     tern_engine_close(&e);
     e = open_engine(&t, "f16", NULL, false, 2, 128, 0);

@@ -3,6 +3,7 @@
 #include "tiny_promises.h"
 
 #include "kv/kv.h"
+#include "run/run.h"
 
 enum { PAGE = 64, STATE = 320, CTX = 8192, STEP = 1024 };
 
@@ -59,6 +60,12 @@ static void expect_kept(const struct bench *b, const struct tern_kv_seq *s, cons
 
 #define KEPT(s, ...) expect_kept(&b, s, (const int[]){__VA_ARGS__}, (int)(sizeof(int[]){__VA_ARGS__} / sizeof(int)))
 
+/* States lie whole on each of several devices. */
+static size_t devices_of(const tern_engine *e)
+{
+    return e->caches[0].states.takes / e->caches[0].states.mem.bytes;
+}
+
 static void test_layout(void **state)
 {
     struct bench b;
@@ -103,7 +110,7 @@ static void test_marks(void **state)
     assert_non_null(tern_kv_mark(&b.cache, s, 100, true));
     tern_kv_abort(&b.cache, s);
     KEPT(s, 128);
-    assert_int_equal(tern_kv_state_bytes(&b.cache), 2 * STATE);
+    assert_int_equal(tern_kv_state_bytes(&b.cache), 2 * b.cache.states.takes);
     tern_kv_seq_free(&b.cache, s);
     assert_int_equal(tern_kv_state_bytes(&b.cache), 0);
     bench_close(&b);
@@ -149,7 +156,7 @@ static void test_trim(void **state)
     step(&b, s, 100, true);
     KEPT(s, 64, 192, 256);
     tiny_ok(tern_kv_seq_fork(&b.cache, &fork, s, &err), &err);
-    assert_int_equal(tern_kv_state_bytes(&b.cache), (3 + 2) * STATE);
+    assert_int_equal(tern_kv_state_bytes(&b.cache), (3 + 2) * b.cache.states.takes);
     assert_true(fork->kept[0] == s->kept[0] && fork->state != s->state);
     assert_int_equal(at_block(&b, fork->state)[STATE - 1], 300 % 251);
     /* Nothing to do; inside the open tile; into a closed page; before all that is kept. */
@@ -169,7 +176,7 @@ static void test_trim(void **state)
     }
     KEPT(fork, 64, 192, 256); /* the fork has lost nothing */
     tern_kv_seq_free(&b.cache, s);
-    assert_int_equal(tern_kv_state_bytes(&b.cache), 4 * STATE);
+    assert_int_equal(tern_kv_state_bytes(&b.cache), 4 * b.cache.states.takes);
     tern_kv_seq_free(&b.cache, fork);
     assert_int_equal(tern_kv_state_bytes(&b.cache), 0);
     bench_close(&b);
@@ -274,7 +281,7 @@ static void test_damage(void **state)
         assert_true(tern_kv_load(&b.cache, &r, 5, 1, path, &read, &read_roles, &err) < 0);
     }
     (void)fclose(f);
-    assert_int_equal(tern_kv_state_bytes(&b.cache), 2 * STATE); /* those of s */
+    assert_int_equal(tern_kv_state_bytes(&b.cache), 2 * b.cache.states.takes); /* those of s */
     tern_kv_seq_free(&b.cache, s);
     bench_close(&b);
     (void)unlink(path);
@@ -364,7 +371,7 @@ static void test_coded_at_end(void **state)
         tiny_ok(tern_prefill(e, s, t.ids, 100, &logits, NULL, NULL, &err), &err);
         assert_memory_equal(logits, raw + 99 * (size_t)t.n_vocab, (size_t)t.n_vocab * sizeof *raw);
         tern_engine_memory(e, &mem);
-        assert_int_equal(mem.state_bytes, 2 * 2 * 15360); /* two layers' and that kept at 64 */
+        assert_int_equal(mem.state_bytes, 2 * 2 * 15360 * devices_of(e)); /* two layers' and that kept at 64 */
         tiny_run(e, s, t.ids, 100, t.n_ids, 1, true, round ? b : a, 0, t.n_vocab);
         tern_engine_close(&e);
     }
@@ -376,7 +383,7 @@ static void test_coded_at_end(void **state)
     tiny_close(&t);
 }
 
-/* What the plan says is what sequences take, however long they are. */
+/* What the plan says is what sequences take, of each device, however long they are. */
 static void test_memory_is_the_plan(void **state)
 {
     struct tiny t;
@@ -387,6 +394,7 @@ static void test_memory_is_the_plan(void **state)
     (void)state;
     tiny_open(&t, "qwen35moe", "qwen35moe", "qwen35moe");
     tern_engine *e = tiny_engine(&t, "t4", false, 2, 2, 64);
+    const size_t devices = devices_of(e);
     for (int i = 0; i < tern_kv_plan_rows(tern_engine_plan(e)); i++) {
         tern_kv_row r;
         tern_kv_plan_row(tern_engine_plan(e), i, &r);
@@ -398,17 +406,17 @@ static void test_memory_is_the_plan(void **state)
     assert_int_equal(planned, 3 * 4 * (2 * 192 + 4 * 16 * 32));
     tiny_ok(tern_seq_new(&s, e, &err), &err);
     tern_engine_memory(e, &mem);
-    assert_int_equal(mem.state_bytes, planned);
+    assert_int_equal(mem.state_bytes, devices * planned);
     for (int i = 0; i < 6; i++) {
         tiny_ok(tern_prefill(e, s, t.ids, PAGE, NULL, NULL, NULL, &err), &err);
         tern_engine_memory(e, &mem);
-        if (mem.state_bytes != planned * (size_t)(i < 4 ? i + 2 : 5))
+        if (mem.state_bytes != devices * planned * (size_t)(i < 4 ? i + 2 : 5))
             fail_msg("step %d: %zu bytes, planned %zu", i, mem.state_bytes, planned);
     }
-    assert_int_equal(mem.state_bytes, planned + most);
+    assert_int_equal(mem.state_bytes, devices * (planned + most));
     tiny_ok(tern_seq_fork(&fork, s, &err), &err);
     tern_engine_memory(e, &mem);
-    assert_int_equal(mem.state_bytes, 2 * planned + most);
+    assert_int_equal(mem.state_bytes, devices * (2 * planned + most));
     tern_engine_close(&e);
     tiny_close(&t);
 }

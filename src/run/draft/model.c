@@ -111,7 +111,7 @@ static bool follow(struct tern_draft_model *x, struct tern_draft *d)
     while (same < n && same < all - 1 && tern_seq_tokens(d->own)[same] == token_at(d, same))
         same++;
     d->own_same = same;
-    if (same == n || tern_seq_trim(d->own, same, NULL) == 0)
+    if (!d->own->torn && (same == n || tern_seq_trim(d->own, same, NULL) == 0))
         return true;
     tern_seq_free(d->own);
     d->own = NULL;
