@@ -127,6 +127,10 @@ static int other(int argc, char **argv, const char **hint, tern_error *err)
         return tern_cli_usage(err, "a command is missing");
     if (is(argv[1], "help") && argc > 2) {
         const struct tern_command *c = tern_command_find(argc - 1, argv + 1, &words);
+        if (!c && argc == 3)
+            for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+                if (is(argv[2], families[i].name))
+                    return print_commands(families[i].name, err);
         return c ? print_help(c, err) : tern_cli_usage(err, "unknown command \"%.80s\"", argv[2]);
     }
     if (is(argv[1], "--help") || is(argv[1], "-h") || is(argv[1], "help"))

@@ -15,7 +15,7 @@ bool tern_cuda_ok(struct tern_cuda *d, tern_cu_result rc, const char *doing)
     if (!rc)
         return true;
     (void)tern_cu_error(rc, doing, &d->fault);
-    d->lost = rc != TERN_CU_OUT_OF_MEMORY; /* the driver refuses everything from here on */
+    d->lost = rc != TERN_CU_OUT_OF_MEMORY; /* mostly the driver refuses everything from here on */
     return false;
 }
 

@@ -66,9 +66,9 @@ static bool capture(struct tern_cuda *d, struct kept *k, void (*launch)(struct t
     if (tern_cu.cuStreamBeginCapture_v2(d->stream, 2))
         return false;
     launch(d);
-    if (tern_cu.cuStreamEndCapture(d->stream, &graph) || d->fault.code || !graph)
+    if (tern_cu.cuStreamEndCapture(d->stream, &graph) || !graph)
         return false;
-    if (tern_cu.cuGraphInstantiateWithFlags(&k->exec, graph, 0))
+    if (d->fault.code || tern_cu.cuGraphInstantiateWithFlags(&k->exec, graph, 0))
         k->exec = NULL;
     (void)tern_cu.cuGraphDestroy(graph);
     return k->exec != NULL;

@@ -1,4 +1,5 @@
 /* Memory of which each device has all, or a part. */
+#include <pthread.h>
 #include <string.h>
 #include "base/mem.h"
 #include "dev/parallel/parallel.h"
@@ -156,15 +157,24 @@ out:
     return rc;
 }
 
+/* Of all memory: it is taken a few times while a model is loaded. */
+static pthread_mutex_t bring_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Several engines may be the first that need it. */
 void tern_parallel_bring(struct tern_parallel *s, struct tern_dev_mem *m, size_t end)
 {
-    struct tern_dev_mem *to = m;
     const uint8_t *host = m->host;
-    const size_t from = m->brought;
-    if (!host || end <= from)
+    if (!host || end <= atomic_load_explicit(&m->brought, memory_order_acquire))
         return;
-    m->brought = end;
-    tern_parallel_copy_in(&s->dev, to, from, host + from, end - from);
+    (void)pthread_mutex_lock(&bring_lock);
+    const size_t from = atomic_load_explicit(&m->brought, memory_order_relaxed);
+    if (end > from) {
+        tern_parallel_copy_in(&s->dev, m, from, host + from, end - from);
+        for (int i = 0; i < s->n; i++)
+            s->d[i]->ops->sync(s->d[i]);
+        atomic_store_explicit(&m->brought, end, memory_order_release);
+    }
+    (void)pthread_mutex_unlock(&bring_lock);
 }
 
 /* What a device has of bytes [at, at + bytes) is one piece of its memory. */

@@ -17,6 +17,7 @@
 #ifndef TERN_DEV_PARALLEL_H
 #define TERN_DEV_PARALLEL_H
 
+#include <stdatomic.h>
 #include "dev/dev.h"
 
 enum { TERN_PARALLEL_MOST = TERN_DEV_CARDS };
@@ -41,8 +42,8 @@ struct tern_dev_mem {
     struct tern_dev_mem *m[TERN_PARALLEL_MOST];
     size_t bytes;
     enum { TERN_PARALLEL_ALIKE, TERN_PARALLEL_BLOCKS, TERN_PARALLEL_WEIGHTS, TERN_PARALLEL_WAITS } kind;
-    const void *host; /* adopted: from here, of which [0, brought) has been copied */
-    size_t brought;
+    const void *host;                       /* adopted: from here, of which [0, brought) has been copied */
+    _Atomic size_t brought;                 /* under bring_lock, once it has come */
     size_t block, part[TERN_PARALLEL_MOST]; /* bytes of a block, and of each device's part of it */
     struct tern_parallel_runs runs;
 };
