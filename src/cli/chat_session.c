@@ -224,14 +224,12 @@ static int keep_common(struct tern_session *s, const tern_tokens *whole, tern_to
     int n_have = tern_seq_length(s->seq), same = 0;
     while (same < n_have && (size_t)same + 1 < whole->len && have[same] == whole->p[same])
         same++;
-    if (same < n_have) {
-        rc = tern_seq_trim(s->seq, same, err);
-        if (rc == TERN_EUNSUPPORTED) { /* a sliding window has moved on: begin again */
-            same = 0;
-            rc = new_sequence(s, err);
-        }
-        TERN_TRY(rc);
+    rc = tern_seq_trim(s->seq, same, err);
+    if (rc == TERN_EUNSUPPORTED || rc == TERN_EINVAL) { /* a sliding window has moved on, a step failed: begin again */
+        same = 0;
+        rc = new_sequence(s, err);
     }
+    TERN_TRY(rc);
     for (size_t i = (size_t)same; i < whole->len; i++)
         TERN_TRY(tern_tokens_push(out, whole->p[i], err));
 out:

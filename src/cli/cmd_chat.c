@@ -96,7 +96,7 @@ static void undo_message(struct chat *c, int length)
 {
     struct tern_session *s = &c->session;
     tern_session_drop(s);
-    if (tern_seq_length(s->seq) > length && tern_seq_trim(s->seq, length, NULL) < 0)
+    if (tern_seq_trim(s->seq, length, NULL) < 0)
         s->exact = false;
 }
 

@@ -57,53 +57,64 @@ static bool blank(char c)
     return c && strchr(" \t\n\r\v\f", c);
 }
 
-/* Takes the mark off the last message and returns the text that the reply is to go on from.  NULL: it begins anew; an
+/* Takes the mark off the last message.  *out: its text, which the reply is to go on from; NULL: it begins anew.  An
  * unfinished message without text may as well not be there, and is not. */
-static const json_t *unfinished(json_t *messages)
+static int unfinished(json_t *messages, const json_t **out, tern_error *err)
 {
     const size_t n = json_array_size(messages);
     json_t *last = json_array_get(messages, n - 1);
     const json_t *text = json_object_get(last, "content");
     const char *role = json_string_value(json_object_get(last, "role"));
     const bool wanted = json_is_true(json_object_get(last, "prefix"));
+    *out = NULL;
     if (json_is_object(last))
         (void)json_object_del(last, "prefix");
     if (!wanted || !role || strcmp(role, "assistant") != 0 || json_array_size(json_object_get(last, "tool_calls")) > 0)
-        return NULL;
-    for (size_t i = 0; i < json_string_length(text); i++)
-        if (!blank(json_string_value(text)[i]))
-            return text;
-    (void)json_array_remove(messages, n - 1);
-    return NULL;
+        return 0;
+    if (text && !json_is_null(text) && !json_is_string(text))
+        return tern_err_set(err, TERN_EINVAL, "the last message's content is no string, so no reply can go on from it");
+    for (size_t i = 0; i < json_string_length(text) && !*out; i++)
+        *out = blank(json_string_value(text)[i]) ? NULL : text;
+    if (!*out && json_string_length(json_object_get(last, "reasoning_content")) > 0)
+        return tern_err_set(err, TERN_EINVAL,
+                            "the last message has reasoning and no text, so no reply can go on from it");
+    if (!*out)
+        (void)json_array_remove(messages, n - 1);
+    return 0;
 }
 
-/* Ends the rendered text behind the last place where the message's stands in it.  Templates may take blanks off both
- * its ends. */
+/* The last stretch of messages' text that is not blank; n_spans: none. */
+static size_t last_said(const struct tern_rendered *r)
+{
+    for (size_t i = r->n_spans; i > 0; i--)
+        for (size_t at = r->spans[i - 1].begin; r->spans[i - 1].user && at < r->spans[i - 1].end; at++)
+            if (!blank(r->text.p[at]))
+                return i - 1;
+    return r->n_spans;
+}
+
+/* Ends the rendered text behind the message's, which is what was said last.  Templates may take blanks off both its
+ * ends. */
 static int end_behind(struct tern_rendered *r, const json_t *message, tern_error *err)
 {
     const char *from = json_string_value(message);
-    size_t all = json_string_length(message), at = r->text.len;
+    size_t all = json_string_length(message), span = last_said(r), end = span < r->n_spans ? r->spans[span].end : 0;
     while (blank(*from))
         from++, all--;
     size_t n = all;
     while (blank(from[n - 1]))
         n--;
-    bool found = false;
-    while (!found && at > 0) {
-        at--;
-        found = r->text.len - at >= n && memcmp(r->text.p + at, from, n) == 0;
-    }
-    if (!found)
+    while (end && blank(r->text.p[end - 1]))
+        end--;
+    if (end < n || memcmp(r->text.p + end - n, from, n) != 0)
         return tern_err_set(err, TERN_EUNSUPPORTED,
-                            "the model's chat template does not write the last message's text, so no reply can go on "
-                            "from it");
-    if (r->text.len - at >= all && memcmp(r->text.p + at, from, all) == 0)
-        n = all;
-    r->text.len = at + n;
-    r->text.p[r->text.len] = '\0';
-    while (r->spans[r->n_spans - 1].begin >= r->text.len)
-        r->n_spans--;
-    r->spans[r->n_spans - 1].end = r->text.len;
+                            "the model's chat template does not end with the last message's text, so no reply can go "
+                            "on from it");
+    for (; n < all && end < r->spans[span].end && r->text.p[end] == from[n]; n++)
+        end++;
+    r->n_spans = span + 1;
+    r->spans[span].end = r->text.len = end;
+    r->text.p[end] = '\0';
     return 0;
 }
 
@@ -123,7 +134,9 @@ int tern_model_chat_borders(const tern_model *m, const char *messages_json, cons
     if (!json_is_array(messages))
         TERN_FAIL(err, TERN_EINVAL, "the messages are no JSON array%s%s", messages ? "" : ": ",
                   messages ? "" : where.text);
-    const json_t *text = add_generation_prompt ? unfinished(messages) : NULL;
+    const json_t *text = NULL;
+    if (add_generation_prompt)
+        TERN_TRY(unfinished(messages, &text, err));
     turn_arguments(messages, false);
     rc = render(m, messages, vars_json, add_generation_prompt && !text, &r, &first);
     if (rc == TERN_EINVAL) {

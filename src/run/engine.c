@@ -666,12 +666,15 @@ static void fetch_answers(tern_engine *e, const struct tern_forward_batch *b, co
     }
 }
 
-/* A step wrote rows and failed.  One row behind a sequence lies where nothing counts any more; but several may have
- * taken the place of raw rows that close a page, and states have moved. */
+/* A step wrote rows and failed.  One row behind a sequence lies where nothing is needed that is nowhere else; but
+ * several may have taken the place of raw rows that close a page, and states have moved. */
 static void tear(const tern_step_item *items, int n_items)
 {
-    for (int i = 0; i < n_items; i++)
-        items[i].seq->torn |= items[i].n_tokens > 1 || cache_of(items[i].seq)->layout->state_bytes;
+    for (int i = 0; i < n_items; i++) {
+        tern_seq *s = items[i].seq;
+        tern_kv_tried(cache_of(s), s->kv, items[i].n_tokens);
+        s->torn |= items[i].n_tokens > 1 || cache_of(s)->layout->state_bytes;
+    }
 }
 
 static int step(tern_engine *e, const tern_step_item *items, int n_items, struct answers *a, tern_error *err)
@@ -695,7 +698,7 @@ static int step(tern_engine *e, const tern_step_item *items, int n_items, struct
     e->dev->ops->sync(e->dev);
     if ((rc = tern_forward_fault(e->forward, err)) < 0) {
         tear(items, n_items);
-        goto out;
+        return rc;
     }
     for (int i = 0; i < n_items; i++) {
         tern_seq *s = items[i].seq;

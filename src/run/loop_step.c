@@ -352,7 +352,7 @@ static void settle(tern_loop *l, struct tern_choice *c)
     d->n = 1;
     if (tern_draft_settle(d, &err) < 0)
         tern_request_fail(c->request, err.code, err.msg);
-    else if (l->prefix.offer && n / TERN_PAGE > before / TERN_PAGE)
+    else if (l->prefix.offer && n / TERN_PAGE > before / TERN_PAGE && !c->seq->torn)
         l->prefix.offer(l->prefix.self, c->seq, NULL, false);
 }
 
@@ -480,18 +480,14 @@ static int step_items(tern_loop *l, int from, int to, tern_error *err)
     return rc;
 }
 
-/* False: the batch has no guesses. */
-static bool forget_guesses(tern_loop *l, int n_items)
+static void forget_guesses(tern_loop *l, int n_items)
 {
-    bool any = false;
     for (int i = 0; i < n_items; i++) {
         if (l->of[i]->request->again || !l->items[i].decode || l->items[i].n_tokens == 1)
             continue;
         tern_draft_forget(&l->of[i]->draft);
         l->items[i].n_tokens = 1;
-        any = true;
     }
-    return any;
 }
 
 /* Its sequence was torn: the request computes its rows again, once, where nobody has seen them. */
@@ -505,29 +501,43 @@ static void mend(struct tern_choice *c, int rc, const tern_error *err)
         q->torn = true;
 }
 
+/* Items [from, to), and what is cached gives way to them. */
+static int step_in_room(tern_loop *l, int from, int to, tern_error *err)
+{
+    int rc = step_items(l, from, to, err);
+    while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
+        rc = step_items(l, from, to, err);
+    return rc;
+}
+
 /* Nothing has changed when a step fails, or sequences are torn.  In the first case it does without guesses, and pages
  * are given back; at last each item that is not torn goes by itself, and only whose item cannot go is told so. */
 static void step_batch(tern_loop *l, int n_items)
 {
-    tern_error err = {0};
+    tern_error err = {0}, own = {0};
     int rc = step_items(l, 0, n_items, &err);
-    if (rc == TERN_ECAPACITY && forget_guesses(l, n_items))
-        rc = step_items(l, 0, n_items, &err);
-    while (rc == TERN_ECAPACITY && l->prefix.shrink && l->prefix.shrink(l->prefix.self))
-        rc = step_items(l, 0, n_items, &err);
+    if (rc == TERN_ECAPACITY) {
+        forget_guesses(l, n_items);
+        rc = step_in_room(l, 0, n_items, &err);
+    }
     if (rc == 0) {
         take_tokens(l);
         return;
     }
+    forget_guesses(l, n_items); /* whose items have not gone yet when others are settled */
     for (int i = 0; i < n_items; i++) {
         struct tern_choice *c = l->of[i];
         if (!runs(c->request))
             continue;
-        rc = c->seq->torn ? rc : step_items(l, i, i + 1, &err);
-        if (c->seq->torn)
+        if (c->seq->torn) {
             mend(c, rc, &err);
-        else if (rc < 0)
-            tern_request_fail(c->request, rc, err.msg);
+            continue;
+        }
+        const int own_rc = step_in_room(l, i, i + 1, &own);
+        if (c->seq->torn)
+            mend(c, own_rc, &own);
+        else if (own_rc < 0)
+            tern_request_fail(c->request, own_rc, own.msg);
         else
             take_tokens(l);
     }

@@ -221,8 +221,10 @@ static void look_around(struct tern_disk *d)
         write_usage(d, &u);
         give_lock(d);
     }
+    (void)pthread_mutex_lock(&d->stats_lock);
     d->stats.bytes = u.bytes;
     d->stats.entries = u.entries;
+    (void)pthread_mutex_unlock(&d->stats_lock);
     if (l.strangers)
         tern_say(d->say, "cache: %s holds %zu files that are not of this cache; they are left alone", d->path,
                  l.strangers);

@@ -148,6 +148,9 @@ def test_continued(s):
         text = (a["choices"][0]["message"]["content"] if "choices" in a else a["message"]["content"] if "message" in a
                 else "".join(b["text"] for b in a["content"]))
         same(text, more, path)
+    for text in ("<", "end", "|im", "user"): # which the template's own text has, too
+        a = s.post("/apply-template", {**asked, "messages": [begun[0], {"role": "assistant", "content": text}]}).json
+        check(a["prompt"].endswith("assistant\n" + text), text, a["prompt"])
     call = {"role": "assistant", "content": None, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]}
     for wrong in [{"messages": begun[:1]}, {"messages": [begun[0], call]}, {"add_generation_prompt": True},

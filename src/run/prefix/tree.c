@@ -76,8 +76,6 @@ static int lookup(void *self, tern_seq *s, const int32_t *tokens, int n, const f
     struct tern_prefix_cache *x = self;
     int pages;
     struct tern_prefix_entry *end;
-    tern_kv_checkpoint_drop(x->held);
-    x->held = NULL;
     const int depth = tern_prefix_walk(x, s->plan, tokens, n);
     const int found = tern_prefix_longest(x, s->plan, tokens, n, depth, n, &pages, &end);
     const struct tern_kv_checkpoint *at = end ? end->point : NULL;
@@ -91,13 +89,12 @@ static int lookup(void *self, tern_seq *s, const int32_t *tokens, int n, const f
     memset(s->roles, 0, (size_t)found);
     for (int i = 1; i <= pages; i++)
         tern_prefix_use(x, x->path[i]);
-    if (end) {
+    if (end)
         tern_prefix_use(x, end);
-        x->held = tern_kv_checkpoint_pin(end->point);
-    }
-    if (found == n) {
-        TERN_ASSERT(x->held); /* all of a prompt is found at a checkpoint alone */
-        *logits = x->held->logits;
+    if (found == n) { /* a copy: what is kept may go before it is read, and would have to be paid for until then */
+        TERN_ASSERT(at && at->n_logits == (size_t)x->e->model->net->desc.n_vocab); /* at a checkpoint alone */
+        memcpy(x->logits, at->logits, at->n_logits * sizeof *at->logits);
+        *logits = x->logits;
     }
     x->stats.hits++;
     x->stats.hit_tokens += (uint64_t)found;
@@ -350,6 +347,7 @@ int tern_prefix_new(struct tern_prefix_cache **out, tern_engine *e, const struct
     TERN_TRY(tern_alloc(&x->heaps, 1 + plans, sizeof *x->heaps, err));
     TERN_TRY(tern_alloc(&x->n_points, plans, sizeof *x->n_points, err));
     TERN_TRY(tern_alloc(&x->path, pages, sizeof(void *), err));
+    TERN_TRY(tern_alloc(&x->logits, (size_t)e->model->net->desc.n_vocab, sizeof *x->logits, err));
     TERN_TRY(tern_alloc(&x->slices, pages, sizeof *x->slices, err));
     TERN_TRY(tern_alloc(&x->keys, pages, sizeof *x->keys, err));
     TERN_TRY(tern_alloc(&x->origins, plans, sizeof *x->origins, err));
@@ -372,7 +370,7 @@ void tern_prefix_free(struct tern_prefix_cache *x)
     if (!x)
         return;
     tern_prefix_close_tiers(x);
-    tern_kv_checkpoint_drop(x->held);
+    tern_free(x->logits);
     for (struct tern_prefix_entry *p = x->all, *next; p; p = next) {
         next = p->after;
         tern_kv_slice_drop(&x->e->caches[p->plan], &p->slice);

@@ -52,7 +52,7 @@ struct tern_prefix_cache {
     int *n_points;                   /* [n_plans] checkpoints held */
     struct tern_prefix_entry **path; /* [ctx / 64 + 1] what a call walks along, from the root */
     struct tern_kv_slice *slices;    /* [ctx / 64] theirs, borrowed */
-    struct tern_kv_checkpoint *held; /* whose logits the last lookup has handed out */
+    float *logits;                   /* [n_vocab] that the last lookup has handed out */
     double floor;                    /* worth of what went last */
     uint64_t stamp, n_born;
     tern_cache_stats stats;
