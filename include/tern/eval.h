@@ -21,8 +21,8 @@ typedef struct tern_ppl {
     int n_chunks;
 } tern_ppl;
 
-/* Perplexity over ids[0..n) in chunks of ctx tokens, each evaluated afresh (BOS prepended when the model has one and
- * `bos` is set); the second half of each chunk is scored.  n must fill at least one chunk. */
+/* Perplexity over ids[0..n) in chunks of ctx tokens, each evaluated afresh (behind BOS, where texts of the model
+ * begin with it and `bos` is set); the second half of each chunk is scored.  n must fill at least one chunk. */
 TERN_API int tern_eval_ppl(tern_engine *e, const int32_t *ids, int64_t n, int ctx, bool bos, tern_progress_fn *progress,
                            void *user, tern_ppl *out, tern_error *err);
 

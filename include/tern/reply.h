@@ -54,6 +54,7 @@ typedef struct tern_reply_params {
     const char *tools;     /* JSON array of tool definitions, as OpenAI's API has it, or NULL; formats that write values
                               without quotes take the types of parameters from it.  Calls are looked for without
                               it, too: say "off" above where there can be none */
+    const char *begun;     /* what the reply goes on from, or NULL: reasoning that it opens may still be open */
     uint64_t seed;         /* of ids */
     tern_reply_fn *on_event;
     void *user;

@@ -240,6 +240,9 @@ TERN_API int tern_model_chat_tokens(const tern_model *m, const tern_chat_turn *t
 TERN_API int tern_model_chat_text(const tern_model *m, const tern_chat_turn *turns, size_t n_turns,
                                   bool add_generation_prompt, char **out, tern_error *err);
 
+/* So many bytes of text are at least so many tokens: what is far too long need not be tokenized. */
+TERN_API size_t tern_model_least_tokens(const tern_model *m, size_t bytes);
+
 /* The ids of a conversation that is a JSON array of messages as OpenAI's API has them (content may be null, tool_calls,
  * tool_call_id, reasoning_content ...), with further variables for the template as a JSON object, or NULL: tools, and
  * switches such as enable_thinking.  Arguments of calls may be texts or objects: the template gets what it can take. No
@@ -309,6 +312,8 @@ TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API const char *tern_kv_plan_text(const tern_kv_plan *p); /* as it was given, or the default; view until free */
 TERN_API int tern_kv_plan_rows(const tern_kv_plan *p);
 TERN_API void tern_kv_plan_row(const tern_kv_plan *p, int layer, tern_kv_row *out); /* strings: view until free */
+/* What a sequence of so many tokens takes, whole pages and raw tokens included, and would take in 16 bits. */
+TERN_API void tern_kv_plan_full(const tern_kv_plan *p, int tokens, size_t *bytes, size_t *f16_bytes);
 TERN_API int tern_kv_row_tokens(const tern_kv_row *r, int tokens); /* how many of so many a layer keeps */
 
 /* What the user should know about the plan, a sentence without its end: an item of the text that changes nothing, a
@@ -457,6 +462,8 @@ TERN_API int tern_seq_recode_at(tern_seq *s, int n, int plan, tern_error *err);
 TERN_API const int32_t *tern_seq_tokens(const tern_seq *s); /* view until the sequence changes */
 /* Writes tokens and KV to a new file (temporary name, then rename: a failure leaves an existing file as it was). */
 TERN_API int tern_seq_save(const tern_seq *s, const char *path, tern_error *err);
+/* Could one be written there?  TERN_EINVAL for a device, a folder or a file of another kind. */
+TERN_API int tern_seq_save_check(const char *path, tern_error *err);
 /* A new sequence from a saved one: same model and one of the engine's KV plans, every byte checksummed, else an error
  * and no sequence. */
 TERN_API int tern_seq_load(tern_seq **out, tern_engine *e, const char *path, tern_error *err);

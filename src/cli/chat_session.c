@@ -147,11 +147,15 @@ static void lose_track(struct tern_session *s)
         s->lengths[i] = -1;
 }
 
+static void cut_back(struct tern_session *s);
+
 /* Back to before turn i was added, of a message. */
 static void go_back(struct tern_session *s, size_t i)
 {
     const int length = s->lengths[i];
     s->exact = length >= 0 && length <= tern_seq_length(s->seq) && tern_seq_trim(s->seq, length, NULL) == 0;
+    if (!s->exact)
+        cut_back(s);
 }
 
 bool tern_session_unreply(struct tern_session *s)
@@ -166,7 +170,7 @@ bool tern_session_unreply(struct tern_session *s)
     if (s->n_turns && has_role(s, s->n_turns - 1, "user"))
         go_back(s, s->n_turns - 1);
     else
-        s->exact = false;
+        s->exact = false; /* the result of a call, which is asked for again */
     return true;
 }
 
@@ -271,6 +275,16 @@ static int render_whole(const struct tern_session *s, tern_tokens *out, tern_err
     free(text);
     json_decref(messages);
     return rc;
+}
+
+/* What is forgotten shall not be saved: the sequence keeps what the turns that are left begin with. */
+static void cut_back(struct tern_session *s)
+{
+    tern_tokens whole = {0}, rest = {0};
+    if (!s->n_turns || render_whole(s, &whole, NULL) < 0 || keep_common(s, &whole, &rest, NULL) < 0)
+        (void)tern_seq_trim(s->seq, 0, NULL);
+    tern_tokens_clear(&whole);
+    tern_tokens_clear(&rest);
 }
 
 int tern_session_pending(struct tern_session *s, tern_tokens *out, tern_error *err)

@@ -219,8 +219,6 @@ double tern_plan_states(const tern_kv_plan *p);
 /* "KV 51 KiB, 48 KiB in 16 bits (3.7x less at 8192 tokens)": now, and a sequence of this plan at the full context, from
  * the allocator.  Static buffer. */
 const char *tern_kv_use_text(const tern_engine *e, int plan);
-/* Bytes of a sequence of ctx tokens; layers with a sliding window hold no more than their window. */
-void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes);
 /* What the plan has to say, a stderr line each. */
 void tern_plan_notes(const tern_kv_plan *p);
 /* The same, and the layers that differ from what was asked for, on one stderr line; nothing when none does. */

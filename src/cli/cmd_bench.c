@@ -183,12 +183,13 @@ static int check_memory(const struct bench *b, tern_error *err)
     tern_machine_describe(&machine);
     tern_expert_stats experts;
     tern_model_experts(b->setup.model, &experts);
-    double all = (double)tern_model_get_info(b->setup.model)->weight_bytes, bytes, f16;
+    double all = (double)tern_model_get_info(b->setup.model)->weight_bytes;
+    size_t bytes, f16;
     if (experts.limit_bytes && experts.limit_bytes < experts.bytes)
         all -= (double)(experts.bytes - experts.limit_bytes);
     for (int i = 0; i < b->list.n; i++) {
-        tern_plan_total(tern_engine_plan_at(b->teams[0].engine, i), b->depths[b->n_depths - 1], &bytes, &f16);
-        all += bytes * b->max_batch * b->n_teams;
+        tern_kv_plan_full(tern_engine_plan_at(b->teams[0].engine, i), b->depths[b->n_depths - 1], &bytes, &f16);
+        all += (double)bytes * b->max_batch * b->n_teams;
     }
     if (machine.memory_bytes && all > (double)machine.memory_bytes)
         return tern_err_set(err, TERN_ELIMIT, "weights and caches take %.1f GiB and the machine has %.1f GiB",

@@ -116,15 +116,16 @@ static int print_text(const tern_model *m, const tern_kv_plan *plan, const struc
                       tern_error *err)
 {
     int rc = 0;
-    double bytes, f16;
-    tern_plan_total(plan, ctx, &bytes, &f16);
+    size_t bytes, f16;
+    tern_kv_plan_full(plan, ctx, &bytes, &f16);
     TERN_TRY(print_model(m, err));
     TERN_TRY(print_types(m, err));
     if (a->v[TERN_OPT_TENSORS].n)
         TERN_TRY(print_tensors(m, err));
     TERN_TRY(tern_out_printf(err, "\nKV cache        --kv %s\n", tern_shown(tern_kv_plan_text(plan))));
     TERN_TRY(tern_plan_print(plan, stdout, err));
-    TERN_TRY(tern_out_printf(err, "  %d tokens: %s (16 bit: %s)\n", ctx, tern_size_text(bytes), tern_size_text(f16)));
+    TERN_TRY(tern_out_printf(err, "  %d tokens: %s (16 bit: %s)\n", ctx, tern_size_text((double)bytes),
+                             tern_size_text((double)f16)));
 out:
     return rc;
 }
@@ -163,8 +164,8 @@ static json_t *tensors_json(const tern_model *m)
 static int print_json(const tern_model *m, const tern_kv_plan *plan, const struct tern_args *a, int ctx,
                       tern_error *err)
 {
-    double bytes, f16;
-    tern_plan_total(plan, ctx, &bytes, &f16);
+    size_t bytes, f16;
+    tern_kv_plan_full(plan, ctx, &bytes, &f16);
     json_t *kv = tern_report_kv_layers(plan);
     json_object_set_new(kv, "full_bytes", json_integer((json_int_t)bytes));
     json_object_set_new(kv, "full_f16_bytes", json_integer((json_int_t)f16));

@@ -104,19 +104,20 @@ static int count_seqs(const struct kld *c, int *out, tern_error *err)
     tern_kv_plan *plan;
     tern_machine m;
     tern_device_memory card;
-    double bytes, f16;
+    size_t bytes, f16;
     int rc = tern_kv_plan_new(&plan, c->setup.model, BASE, false, err);
     if (rc < 0)
         return rc;
-    tern_plan_total(plan, c->ctx, &bytes, &f16);
+    tern_kv_plan_full(plan, c->ctx, &bytes, &f16);
     tern_kv_plan_free(plan);
     tern_machine_describe(&m);
     if (!chunks)
         chunks = c->n_texts > 4 ? c->n_texts : 4;
-    double wanted = (double)chunks * c->n_plans, fit = m.memory_bytes ? (double)m.memory_bytes / 2 / bytes : wanted;
+    double wanted = (double)chunks * c->n_plans,
+           fit = m.memory_bytes ? (double)m.memory_bytes / 2 / (double)bytes : wanted;
     tern_model_device_memory(c->setup.model, &card);
     if (card.limit_bytes)
-        fit = ((double)card.limit_bytes - (double)card.used_bytes) / 2 / bytes;
+        fit = ((double)card.limit_bytes - (double)card.used_bytes) / 2 / (double)bytes;
     wanted = wanted < TERN_KLD_ROWS ? wanted : TERN_KLD_ROWS;
     wanted = wanted < fit ? wanted : fit;
     *out = wanted < 2 ? 2 : (int)wanted;

@@ -17,8 +17,9 @@ struct run {
     tern_seq *seq;
     struct tern_bias bias;
     tern_tokens stop_ids;
-    int n_kept;      /* prompt tokens that --prompt-cache spared */
-    double before_s; /* and what reading the rest took before it was kept */
+    int n_kept;        /* prompt tokens that --prompt-cache spared */
+    tern_error unkept; /* why it could not keep them; code 0: it did */
+    double before_s;   /* and what reading the rest took before it was kept */
     tern_generate_params params;
     enum { FREE, SCHEMA, GRAMMAR, REGEX } rule; /* what the text must follow */
     struct tern_buf rule_text;
@@ -135,6 +136,23 @@ static int keep_common(struct run *r, tern_error *err)
     return rc;
 }
 
+/* What is there is a session of run's own, or nothing: a conversation's has its turns beside it, and would lose them.
+ */
+static int check_kept(const char *path, tern_error *err)
+{
+    int rc = 0;
+    tern_error why = {0};
+    struct tern_buf turns = {0};
+    TERN_TRY(tern_buf_addf(&turns, err, "%s.turns.json", path));
+    if (access(turns.p, F_OK) == 0)
+        TERN_FAIL(err, TERN_EINVAL, "--prompt-cache %s: it is a conversation that chat saved; name another file", path);
+    if ((rc = tern_seq_save_check(path, &why)) < 0)
+        TERN_FAIL(err, rc, "--prompt-cache %.*s; name another file", (int)strcspn(why.msg, ";"), why.msg);
+out:
+    tern_buf_clear(&turns);
+    return rc;
+}
+
 /* Reads the prompt but for its last token and keeps it: the sequence is the file's where that fits. */
 static int open_kept(struct run *r, tern_error *err)
 {
@@ -143,8 +161,9 @@ static int open_kept(struct run *r, tern_error *err)
     const int last = (int)r->ids.len - 1;
     r->bar.what = "prompt";
     tern_error why = {0};
+    TERN_TRY(check_kept(path, err));
     if (access(path, F_OK) == 0 && tern_seq_load(&r->seq, r->setup.engine, path, &why) < 0)
-        tern_note("%s; the prompt is read as a whole", tern_shown(why.msg));
+        tern_note("%s; the prompt is read as a whole, and the file replaced", tern_shown(why.msg));
     if (!r->seq)
         TERN_TRY(tern_start_new(&r->seq, r->setup.engine, &r->setup.start, err));
     TERN_TRY(keep_common(r, err));
@@ -161,7 +180,7 @@ static int open_kept(struct run *r, tern_error *err)
     if (r->n_kept < last || access(path, F_OK) != 0) {
         rc = last ? tern_seq_save(r->seq, path, &why) : 0;
         if (rc < 0)
-            tern_note("the prompt is not kept: %s", tern_shown(why.msg));
+            (void)tern_err_set(&r->unkept, rc, "the prompt is not kept: %s", why.msg); /* said behind the text */
     }
     if (r->n_kept)
         tern_note("%d of %d prompt tokens were kept in %s", r->n_kept, last + 1, tern_shown(path));
@@ -427,6 +446,8 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
     TERN_TRY(report(&r, err));
     if (r.interrupted)
         rc = TERN_CLI_INTERRUPTED;
+    else if (r.unkept.code)
+        TERN_FAIL(err, r.unkept.code, "%s", r.unkept.msg);
 out:
     tern_signals_watch(NULL);
     tern_seq_free(r.seq);

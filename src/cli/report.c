@@ -64,18 +64,6 @@ double tern_plan_states(const tern_kv_plan *p)
     return bytes;
 }
 
-void tern_plan_total(const tern_kv_plan *p, int ctx, double *bytes, double *f16_bytes)
-{
-    *bytes = *f16_bytes = 0;
-    for (int i = 0; i < tern_kv_plan_rows(p); i++) {
-        tern_kv_row r;
-        tern_kv_plan_row(p, i, &r);
-        const int tokens = tern_kv_row_tokens(&r, ctx);
-        *bytes += r.bytes_per_token * tokens;
-        *f16_bytes += r.f16_bytes_per_token * tokens;
-    }
-}
-
 const char *tern_kv_use_text(const tern_engine *e, int plan)
 {
     static char text[160];
@@ -86,8 +74,9 @@ const char *tern_kv_use_text(const tern_engine *e, int plan)
     int n = snprintf(text, sizeof text, "KV %s, %s in 16 bits", tern_size_text((double)m.kv_bytes),
                      tern_size_text((double)m.kv_f16_bytes));
     if (full)
-        (void)snprintf(text + n, sizeof text - (size_t)n, " (%.3gx less at %d tokens)", (double)full_f16 / (double)full,
-                       tern_engine_ctx(e));
+        (void)snprintf(text + n, sizeof text - (size_t)n, " (%.3gx %s at %d tokens)",
+                       full <= full_f16 ? (double)full_f16 / (double)full : (double)full / (double)full_f16,
+                       full <= full_f16 ? "less" : "more", tern_engine_ctx(e));
     return text;
 }
 

@@ -288,7 +288,7 @@ out:
 static int make_chunks(struct run *r, tern_error *err)
 {
     int rc = 0, *share = NULL;
-    int32_t bos = r->e->model->tok ? tern_tokenizer_bos(r->e->model->tok) : -1;
+    int32_t bos = r->e->model->tok ? tern_tokenizer_front(r->e->model->tok) : -1;
     int fresh = r->ctx - (bos >= 0);
     TERN_TRY(tern_alloc(&share, (size_t)r->p->n_texts, sizeof *share, err));
     TERN_TRY(share_chunks(r, fresh, share, err));

@@ -56,7 +56,7 @@ int tern_eval_ppl(tern_engine *e, const int32_t *ids, int64_t n, int ctx, bool b
     int rc = 0;
     struct sums sum = {0};
     int32_t *chunk = NULL;
-    int32_t first = e->model->tok ? tern_tokenizer_bos(e->model->tok) : -1;
+    int32_t first = e->model->tok ? tern_tokenizer_front(e->model->tok) : -1;
     int lead = bos && first >= 0 ? 1 : 0, fresh = ctx - lead;
     if (ctx < 8 || ctx > e->ctx)
         TERN_FAIL(err, TERN_EINVAL, "context = %d is outside 8..%d", ctx, e->ctx);

@@ -454,15 +454,13 @@ size_t tern_kv_f16_bytes(const struct tern_kv_cache *c)
     return (size_t)n;
 }
 
-void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f16_bytes)
+void tern_kv_full_bytes(const struct tern_kv_layout *l, int tokens, size_t *bytes, size_t *f16_bytes)
 {
-    const struct tern_kv_layout *l = c->layout;
     int n_pages[TERN_KV_MAX_GROUPS];
     double f16 = 0;
-    *bytes = l->tile_bytes + (c->max_tokens >= TERN_PAGE ? l->sink_bytes : 0);
+    *bytes = l->tile_bytes + (tokens >= TERN_PAGE ? l->sink_bytes : 0);
     for (int g = 0; g < l->n_groups; g++) {
-        n_pages[g] =
-            tern_kv_closed(&l->groups[g], c->max_tokens) - tern_kv_first_needed(l->groups[g].reach, c->max_tokens);
+        n_pages[g] = tern_kv_closed(&l->groups[g], tokens) - tern_kv_first_needed(l->groups[g].reach, tokens);
         *bytes += (size_t)n_pages[g] * l->groups[g].page_bytes;
     }
     for (int i = 0; i < l->n_spans; i++) {

@@ -166,7 +166,7 @@ size_t tern_kv_used_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_state_bytes(const struct tern_kv_cache *c);
 size_t tern_kv_f16_bytes(const struct tern_kv_cache *c);
 /* The same of one sequence that fills the cache's context, from the sizes of the blocks it would have. */
-void tern_kv_full_bytes(const struct tern_kv_cache *c, size_t *bytes, size_t *f16_bytes);
+void tern_kv_full_bytes(const struct tern_kv_layout *l, int tokens, size_t *bytes, size_t *f16_bytes);
 
 /* What the device is told of the cache, and of a sequence in it (dev/step.h); pages, tables: [TERN_KV_MAX_GROUPS],
  * theirs as long as the answer is in use.  cache: its index among those of a step.  Rows and roles are the caller's to
@@ -182,6 +182,8 @@ struct tern_kv_snapshot_info {
     const int32_t *tokens; /* [n_tokens] */
     const uint8_t *roles;  /* [n_tokens] 1 = decode row */
 };
+/* May such a file be written there? */
+int tern_kv_save_check(const char *path, tern_error *err);
 int tern_kv_save(const struct tern_kv_cache *c, const struct tern_kv_seq *s, const struct tern_kv_snapshot_info *info,
                  const char *path, tern_error *err);
 /* Fills a new sequence; tokens and roles arrive in *tokens, *roles (owned by the caller, tern_free). */

@@ -155,6 +155,11 @@ out:
     return rc;
 }
 
+int tern_kv_save_check(const char *path, tern_error *err)
+{
+    return tern_outfile_check(path, &session_kind, err);
+}
+
 int tern_kv_save(const struct tern_kv_cache *c, const struct tern_kv_seq *s, const struct tern_kv_snapshot_info *info,
                  const char *path, tern_error *err)
 {

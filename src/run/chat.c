@@ -94,7 +94,7 @@ static size_t last_said(const struct tern_rendered *r)
 }
 
 /* Ends the rendered text behind the message's, which is what was said last.  Templates may take blanks off both its
- * ends. */
+ * ends; those behind it are put there again, for the reply comes behind them. */
 static int end_behind(struct tern_rendered *r, const json_t *message, tern_error *err)
 {
     const char *from = json_string_value(message);
@@ -110,12 +110,11 @@ static int end_behind(struct tern_rendered *r, const json_t *message, tern_error
         return tern_err_set(err, TERN_EUNSUPPORTED,
                             "the model's chat template does not end with the last message's text, so no reply can go "
                             "on from it");
-    for (; n < all && end < r->spans[span].end && r->text.p[end] == from[n]; n++)
-        end++;
     r->n_spans = span + 1;
-    r->spans[span].end = r->text.len = end;
-    r->text.p[end] = '\0';
-    return 0;
+    r->text.len = end;
+    const int rc = tern_buf_add(&r->text, from + n, all - n, err);
+    r->spans[span].end = r->text.len;
+    return rc;
 }
 
 /* ---- ids --------------------------------------------------------------------------------------------------------- */
@@ -167,6 +166,13 @@ int tern_model_chat_json(const tern_model *m, const char *messages_json, const c
                          bool add_generation_prompt, tern_tokens *out, tern_error *err)
 {
     return tern_model_chat_borders(m, messages_json, vars_json, add_generation_prompt, out, NULL, err);
+}
+
+#define SHRINKS 8 /* what normalizing may take off a text, and more */
+
+size_t tern_model_least_tokens(const tern_model *m, size_t bytes)
+{
+    return m->tok ? bytes / (SHRINKS * (tern_tokenizer_longest(m->tok) + 1)) : 0;
 }
 
 bool tern_model_chat_uses(const tern_model *m, const char *variable)

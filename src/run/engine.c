@@ -294,13 +294,13 @@ void tern_engine_memory(const tern_engine *e, tern_memory *out)
         out->kv_f16_bytes += tern_kv_f16_bytes(&e->caches[i]);
         out->state_bytes += tern_kv_state_bytes(&e->caches[i]);
     }
-    tern_kv_full_bytes(&e->caches[0], &out->kv_full_bytes, &out->kv_full_f16_bytes);
+    tern_kv_full_bytes(e->plans[0]->layout, e->ctx, &out->kv_full_bytes, &out->kv_full_f16_bytes);
 }
 
 void tern_engine_full(const tern_engine *e, int plan, size_t *bytes, size_t *f16_bytes)
 {
     TERN_ASSERT(plan >= 0 && plan < e->n_plans);
-    tern_kv_full_bytes(&e->caches[plan], bytes, f16_bytes);
+    tern_kv_full_bytes(e->plans[plan]->layout, e->ctx, bytes, f16_bytes);
 }
 
 void tern_engine_cancel(tern_engine *e)
@@ -419,6 +419,11 @@ static uint64_t digest(const tern_engine *e)
     const struct tern_net *net = e->model->net;
     const uint64_t h = net->digest + net->stretch + (uint64_t)net->dev->ops->cut * 0x9E3779B97F4A7C15u;
     return tern_rope_is_long(&net->desc.ropes[0], e->ctx) ? ~h : h;
+}
+
+int tern_seq_save_check(const char *path, tern_error *err)
+{
+    return tern_kv_save_check(path, err);
 }
 
 int tern_seq_save(const tern_seq *s, const char *path, tern_error *err)

@@ -181,6 +181,11 @@ const char *tern_kv_plan_text(const tern_kv_plan *p)
     return p->layout->text;
 }
 
+void tern_kv_plan_full(const tern_kv_plan *p, int tokens, size_t *bytes, size_t *f16_bytes)
+{
+    tern_kv_full_bytes(p->layout, tokens, bytes, f16_bytes);
+}
+
 int tern_kv_plan_rows(const tern_kv_plan *p)
 {
     return p->layout->n_layers;

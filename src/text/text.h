@@ -100,6 +100,8 @@ int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, un
 
 int tern_tokenizer_n_vocab(const struct tern_tokenizer *t);
 const char *tern_tokenizer_kind(const struct tern_tokenizer *t); /* "BPE, pre-tokenizer smollm", for reports */
+size_t tern_tokenizer_longest(const struct tern_tokenizer *t);   /* bytes of a token */
+int32_t tern_tokenizer_front(const struct tern_tokenizer *t);    /* that every text begins with; -1: none */
 int32_t tern_tokenizer_bos(const struct tern_tokenizer *t);      /* -1 when the file names none */
 int32_t tern_tokenizer_eos(const struct tern_tokenizer *t);
 bool tern_tokenizer_is_eog(const struct tern_tokenizer *t, int32_t id); /* ends a generation: eos, eot, eom, ... */
@@ -209,6 +211,8 @@ const char *tern_reasoning_open(const struct tern_reasoning_format *f);
 const char *tern_reasoning_close(const struct tern_reasoning_format *f);
 /* Does a prompt that ends like this open the reasoning? */
 bool tern_reasoning_begun(const struct tern_reasoning_format *f, const char *text, size_t n);
+/* Does this text open it and not close it? */
+bool tern_reasoning_open_in(const struct tern_reasoning_format *f, const char *text);
 
 /* What tern_reply_new (tern/tern.h) does; t may be NULL, then p names the formats.  The functions of tern/reply.h are
  * in text/reply/reply.c. */

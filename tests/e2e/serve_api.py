@@ -127,6 +127,14 @@ def test_tools(s):
     check("<tool_call>" in half["content"] and "tool_calls" not in half, "half a call is text", half)
 
 
+def test_too_long(s):
+    for path, body, param in [("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 15000000}]}, "messages"),
+                              ("/v1/completions", {"prompt": "a " * 7500000}, "prompt")]:
+        a = s.post(path, body)
+        same((a.status, a.json["error"]["code"], a.json["error"]["param"]), (400, "context_length_exceeded", param), path)
+        check("bytes" in a.json["error"]["message"], path, a.json)
+
+
 def test_continued(s):
     begun = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": " Once <|im_end|> upon "}]
     asked = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
@@ -151,6 +159,10 @@ def test_continued(s):
     for text in ("<", "end", "|im", "user"): # which the template's own text has, too
         a = s.post("/apply-template", {**asked, "messages": [begun[0], {"role": "assistant", "content": text}]}).json
         check(a["prompt"].endswith("assistant\n" + text), text, a["prompt"])
+    thought = [begun[0], {"role": "assistant", "content": "<think>\nHm, so"}]
+    m = s.post("/v1/chat/completions", {**asked, "messages": thought, "max_tokens": 8, "temperature": 0}).json["choices"][0]["message"]
+    check(m.get("reasoning_content") and not m["content"], "what goes on from open reasoning is reasoning", m)
+    same(s.chat(messages=[begun[0], {**begun[1], "prefix": True}], add_generation_prompt=False).status, 200, "both names")
     call = {"role": "assistant", "content": None, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]}
     for wrong in [{"messages": begun[:1]}, {"messages": [begun[0], call]}, {"add_generation_prompt": True},
@@ -383,7 +395,7 @@ def test_unix():
 
 
 with Server() as server:
-    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_continued, test_reasoning, test_reasoning_counts, test_logprobs, test_completions,
+    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_too_long, test_continued, test_reasoning, test_reasoning_counts, test_logprobs, test_completions,
                  test_scoring, test_texts, test_connection):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")

@@ -99,7 +99,7 @@ echo "too short" >"$work/short.txt"
 wrong "chunk" eval ppl -m "$MODEL" -f "$work/short.txt" -c 64
 wrong "none.txt" eval kld -m "$MODEL" -f "$work/none.txt"
 wrong "short.txt" eval kld -m "$MODEL" -f "$work/long.txt" -f "$work/short.txt" -c 64
-wrong "chunks of 63, not 1000" eval kld -m "$MODEL" -f "$work/long.txt" -c 64 --chunks 1000
+wrong "chunks of 64, not 1000" eval kld -m "$MODEL" -f "$work/long.txt" -c 64 --chunks 1000
 wrong "each of 2 texts" eval kld -m "$MODEL" -f "$work/long.txt" -f "$work/long.txt" -c 64 --chunks 1
 wrong "trained" eval kld -m "$MODEL" -f "$work/long.txt" -c 1000000
 wrong "two sequences" eval kld -m "$MODEL" -f "$work/long.txt" -c 64 --chunk 1

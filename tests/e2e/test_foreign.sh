@@ -156,8 +156,17 @@ same "$(cat "$out")" "$reply" "another prompt"
 run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$work/kept" --kv q8
 grep -q "the prompt is read as a whole" "$err" || say "another plan: read it anew"
 echo "a letter" >"$work/letter"
-run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$work/letter"
-same "$(cat "$out")$(cat "$work/letter")" "${reply}a letter" "a file of another kind stays"
+for other in "$work/letter" /dev/null "$MODEL"; do # found out before anything is read
+  run 1 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$other"
+  checks=$((checks + 1))
+  grep -qF "name another file" "$err" || say "stderr does not say what to do: $(cat "$err")"
+done
+same "$(cat "$work/letter")" "a letter" "a file of another kind stays"
+run 0 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$work/talk"
+echo "{}" >"$work/talk.turns.json"
+run 1 "$TERN" run -m "$MODEL" -p "Who goes there?" -n 10 --prompt-cache "$work/talk"
+checks=$((checks + 1))
+grep -qF "a conversation that chat saved" "$err" || say "stderr does not name it: $(cat "$err")"
 run 2 "$TERN" run -m "$MODEL" -p x --prompt-cache "$work/x" --kv-when end
 one_line "--kv-when"
 finish

@@ -97,7 +97,7 @@ windowed=$TEST_DATA/tiny/gemma3-w8.gguf
 run 0 "$TERN" inspect "$windowed" --json
 same "$(json :kv.layers.0.reason :kv.layers.5.reason)" "string
 null" "reasons"
-same "$(json kv.full_bytes)" 79872 "bytes of a full context" # 5 layers * 8 tokens * 256 + 1024 tokens * 68
+same "$(json kv.full_bytes)" 250880 "bytes of a full context, whole pages and raw tokens included"
 run 0 "$TERN" eval logits -m "$windowed" --ids 1,2,3 --out "$work/x.npy"
 one_line "KV plan differs" "layers 0-4" "f16" "window"
 run 1 "$TERN" eval logits -m "$windowed" --ids 1,2,3 --out "$work/y.npy" --kv-policy strict

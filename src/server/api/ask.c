@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 #include <sys/random.h>
 #include "base/rng.h"
 
@@ -50,10 +51,14 @@ json_t *tern_ask_own(struct tern_ask *g, json_t *j)
     return json_array_append_new(g->owned, j) == 0 ? j : NULL;
 }
 
-void tern_ask_reply(struct tern_ask *g)
+/* Ids of calls come from the seed, and are others behind another prompt: those of a conversation differ. */
+static void make_reply(struct tern_ask *g, const tern_tokens *prompt)
 {
-    g->reply = (tern_reply_params){
-        .calls = g->tools_json ? NULL : "off", .tools = g->tools_json, .seed = g->request.sampler.seed};
+    g->reply =
+        (tern_reply_params){.calls = g->tools_json ? NULL : "off",
+                            .tools = g->tools_json,
+                            .begun = g->reply.begun,
+                            .seed = g->request.sampler.seed ^ XXH3_64bits(prompt->p, prompt->len * sizeof *prompt->p)};
     g->request.reply = &g->reply;
 }
 
@@ -247,6 +252,16 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
     return 0;
 }
 
+int tern_ask_check_bytes(const struct tern_job *j, size_t bytes, const char *param, struct tern_fault *f)
+{
+    const int ctx = tern_engine_ctx(j->served->engine);
+    if (tern_model_least_tokens(j->served->model, bytes) <= (size_t)ctx)
+        return 0;
+    return tern_fault_set(
+        f, 400, "context_length_exceeded", param,
+        "the prompt is too long: %zu bytes, and this model's maximum context length is %d tokens here", bytes, ctx);
+}
+
 int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f)
 {
     const char *param = j->ask->messages ? "messages" : j->ask->prompt ? "prompt" : "input";
@@ -277,6 +292,6 @@ int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
 {
     if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, &j->lanes[0].borders, f) < 0)
         return -1;
-    tern_ask_reply(j->ask);
+    make_reply(j->ask, &j->lanes[0].ids);
     return tern_ask_check_prompt(j, &j->lanes[0], f);
 }

@@ -114,6 +114,8 @@ void tern_ask_free(struct tern_ask *g);
 int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f);
 /* W: checks what belongs together and fills g->request, all but the prompt. */
 int tern_ask_request(struct tern_job *j, struct tern_fault *f);
+/* W: so many bytes of text can be no prompt, and are not worth being tokenized. */
+int tern_ask_check_bytes(const struct tern_job *j, size_t bytes, const char *param, struct tern_fault *f);
 /* W: is there room for the prompt of a lane?  Then puts the rule to work on its reply. */
 int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f);
 
@@ -145,8 +147,6 @@ void tern_ask_name(struct tern_job *j, const char *prefix);
 /* W: all that is left once the request is read and j->ask has a conversation: one lane with its ids, how its reply is
  * taken apart. */
 int tern_ask_conversation(struct tern_job *j, struct tern_fault *f);
-/* Fills ask->reply for a conversation. */
-void tern_ask_reply(struct tern_ask *g);
 
 /* "stop", "length", "tool_calls" */
 const char *tern_finish_openai(const struct tern_choice *c);

@@ -46,6 +46,8 @@ static int add_prompt(struct tern_job *j, const json_t *v, const char *param, te
         return add_ids(j, v, param, out, f);
     if (!json_is_string(v))
         return tern_fault_set(f, 400, "invalid_type", param, "%s must be a string or a list of token ids", param);
+    if (tern_ask_check_bytes(j, json_string_length(v), param, f) < 0)
+        return -1;
     if (tern_model_tokenize(j->served->model, json_string_value(v), json_string_length(v),
                             TERN_TEXT_BOS | TERN_TEXT_SPECIAL, out, &err) < 0)
         return tern_fault_from(f, &err, param);

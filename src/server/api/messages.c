@@ -138,7 +138,7 @@ static int check_message(json_t *m, size_t index, bool reminders, struct tern_fa
 
 int tern_messages_check(struct tern_job *j, struct tern_fault *f)
 {
-    size_t i;
+    size_t i, bytes = 0;
     json_t *m;
     if (!json_is_array(j->ask->messages) || json_array_size(j->ask->messages) == 0)
         return bad(f, "invalid_value", "messages", "must be a list with at least one message");
@@ -147,8 +147,11 @@ int tern_messages_check(struct tern_job *j, struct tern_fault *f)
     {
         if (check_message(m, i, reminders, f) < 0)
             return -1;
+        if (strcmp(json_string_value(json_object_get(m, "role")), "assistant") !=
+            0) /* whose reasoning templates drop */
+            bytes += json_string_length(json_object_get(m, "content"));
     }
-    return 0;
+    return tern_ask_check_bytes(j, bytes, "messages", f);
 }
 
 bool tern_ends_unfinished(const json_t *messages)
@@ -165,9 +168,9 @@ static int check_unfinished(struct tern_ask *g, struct tern_fault *f)
     json_t *last = json_array_get(g->messages, json_array_size(g->messages) - 1);
     if (opens && !json_is_boolean(opens))
         return bad(f, "invalid_type", "add_generation_prompt", "must be true or false");
+    g->continues |= json_is_true(json_object_get(last, "prefix"));
     if (opens && json_is_true(opens) == g->continues)
         return bad(f, "invalid_value", "add_generation_prompt", "must be the opposite of continue_final_message");
-    g->continues |= json_is_true(json_object_get(last, "prefix"));
     if (!g->continues)
         return 0;
     if (strcmp(json_string_value(json_object_get(last, "role")), "assistant") != 0)
@@ -178,6 +181,7 @@ static int check_unfinished(struct tern_ask *g, struct tern_fault *f)
         return bad(f, "invalid_value", "messages",
                    "end with the assistant's, and a reply that must follow a format, or call a tool, begins anew");
     (void)json_object_set_new(last, "prefix", json_true());
+    g->reply.begun = json_string_value(json_object_get(last, "content"));
     return 0;
 }
 

@@ -169,6 +169,19 @@ static int read_request(struct tern_job *j, const struct tern_field *table, stru
     return tern_ask_request(j, f);
 }
 
+static json_t *timestamp(void)
+{
+    char text[64] = "";
+    struct timespec t = {0};
+    struct tm tm;
+    (void)clock_gettime(CLOCK_REALTIME, &t);
+    if (gmtime_r(&t.tv_sec, &tm)) {
+        size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &tm);
+        (void)snprintf(text + n, sizeof text - n, ".%06ldZ", t.tv_nsec / 1000);
+    }
+    return json_string(text);
+}
+
 /* Ollama's messages differ in small things: images, thinking, and calls without ids. */
 static int convert_messages(struct tern_ask *g, struct tern_fault *f)
 {
@@ -199,8 +212,8 @@ static int prepare_chat(struct tern_job *j, struct tern_fault *f)
         return -1;
     if (j->ask->messages && json_array_size(j->ask->messages) == 0) { /* "is the model there?" */
         j->answer = json_pack("{so so s{ss ss} sb ss}", "model", tern_json_cstr(j->served->name), "created_at",
-                              tern_json_cstr("1970-01-01T00:00:00Z"), "message", "role", "assistant", "content", "",
-                              "done", 1, "done_reason", j->keep_s == 0 ? "unload" : "load");
+                              timestamp(), "message", "role", "assistant", "content", "", "done", 1, "done_reason",
+                              j->keep_s == 0 ? "unload" : "load");
         return 0;
     }
     return convert_messages(j->ask, f) < 0 ? -1 : tern_ask_conversation(j, f);
@@ -212,9 +225,8 @@ static int prepare_generate(struct tern_job *j, struct tern_fault *f)
         return -1;
     struct tern_ask *g = j->ask;
     if (!g->prompt || (json_is_string(g->prompt) && json_string_length(g->prompt) == 0)) {
-        j->answer = json_pack("{so ss ss sb ss}", "model", tern_json_cstr(j->served->name), "created_at",
-                              "1970-01-01T00:00:00Z", "response", "", "done", 1, "done_reason",
-                              j->keep_s == 0 ? "unload" : "load");
+        j->answer = json_pack("{so so ss sb ss}", "model", tern_json_cstr(j->served->name), "created_at", timestamp(),
+                              "response", "", "done", 1, "done_reason", j->keep_s == 0 ? "unload" : "load");
         return 0;
     }
     if (!json_is_string(g->prompt))
@@ -229,19 +241,6 @@ static int prepare_generate(struct tern_job *j, struct tern_fault *f)
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
-
-static json_t *timestamp(void)
-{
-    char text[64] = "";
-    struct timespec t = {0};
-    struct tm tm;
-    (void)clock_gettime(CLOCK_REALTIME, &t);
-    if (gmtime_r(&t.tv_sec, &tm)) {
-        size_t n = strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S", &tm);
-        (void)snprintf(text + n, sizeof text - n, ".%06ldZ", t.tv_nsec / 1000);
-    }
-    return json_string(text);
-}
 
 static bool is_chat(const struct tern_job *j)
 {

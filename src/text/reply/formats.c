@@ -78,6 +78,14 @@ bool tern_reasoning_begun(const struct tern_reasoning_format *f, const char *tex
     return n >= open && memcmp(text + n - open, f->open, open) == 0;
 }
 
+bool tern_reasoning_open_in(const struct tern_reasoning_format *f, const char *text)
+{
+    const char *last = NULL;
+    for (const char *p = text; (p = strstr(p, f->open)); p += strlen(f->open))
+        last = p;
+    return last && !strstr(last, f->close);
+}
+
 static bool has(const char *text, size_t n, const char *part)
 {
     return n && memmem(text, n, part, strlen(part));

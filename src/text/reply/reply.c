@@ -441,6 +441,8 @@ int tern_reply_make(tern_reply **out, const struct tern_template *t, const tern_
     r->on_event = p->on_event;
     r->user = p->user;
     TERN_TRY(choose_formats(r, t, p, err));
+    if (p->begun && r->reasoning && tern_reasoning_open_in(r->reasoning, p->begun))
+        r->state = IN_REASONING;
     if (p->tools) {
         r->tools = json_loads(p->tools, JSON_REJECT_DUPLICATES, &where);
         if (!json_is_array(r->tools))

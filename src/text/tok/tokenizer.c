@@ -40,6 +40,16 @@ const char *tern_tokenizer_kind(const struct tern_tokenizer *t)
     return t->kind;
 }
 
+size_t tern_tokenizer_longest(const struct tern_tokenizer *t)
+{
+    return t->max_bytes;
+}
+
+int32_t tern_tokenizer_front(const struct tern_tokenizer *t)
+{
+    return t->n_front ? t->front[0] : -1;
+}
+
 int32_t tern_tokenizer_bos(const struct tern_tokenizer *t)
 {
     return t->bos;
