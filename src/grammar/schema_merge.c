@@ -109,6 +109,41 @@ static void join_members(json_t *out, const json_t *a, const json_t *b)
         (void)json_object_set(out, "additionalProperties", rest_b);
 }
 
+/* Where each may be missing: any value. */
+static json_t *both_or_one(json_t *a, json_t *b)
+{
+    if (json_is_false(a) || json_is_false(b))
+        return json_false();
+    return a && b ? both(a, b) : json_incref(a ? a : b ? b : json_true());
+}
+
+/* What a list says of its element i, NULL: nothing. */
+static json_t *element(const json_t *v, size_t i)
+{
+    const json_t *first = json_object_get(v, "prefixItems");
+    return i < json_array_size(first) ? json_array_get(first, i) : json_object_get(v, "items");
+}
+
+/* `items` of one holds for elements that prefixItems of the other names. */
+static void join_items(struct schema *s, json_t *out, const json_t *a, const json_t *b)
+{
+    const json_t *in_a = json_object_get(a, "prefixItems"), *in_b = json_object_get(b, "prefixItems");
+    json_t *rest_a = json_object_get(a, "items"), *rest_b = json_object_get(b, "items");
+    if ((in_a && !json_is_array(in_a)) || (in_b && !json_is_array(in_b)))
+        (void)tern_schema_refuse(s, TERN_EINVAL, "prefixItems must be a list of schemas");
+    if (json_is_array(rest_a) || json_is_array(rest_b))
+        (void)tern_schema_refuse(s, TERN_EUNSUPPORTED, "items as a list is not supported, it is prefixItems today");
+    if (in_a || in_b) {
+        size_t n = json_array_size(in_a) > json_array_size(in_b) ? json_array_size(in_a) : json_array_size(in_b);
+        json_t *first = json_array();
+        for (size_t i = 0; i < n; i++)
+            (void)json_array_append_new(first, both_or_one(element(a, i), element(b, i)));
+        (void)json_object_set_new(out, "prefixItems", first);
+    }
+    if (rest_a || rest_b)
+        (void)json_object_set_new(out, "items", both_or_one(rest_a, rest_b));
+}
+
 /* What becomes of a keyword that both have; NULL has failed. */
 static json_t *join_keyword(struct schema *s, const char *key, json_t *a, json_t *b)
 {
@@ -125,8 +160,6 @@ static json_t *join_keyword(struct schema *s, const char *key, json_t *a, json_t
         return join_lists(a, b);
     if (strcmp(key, "enum") == 0)
         return join_values(a, b);
-    if (strcmp(key, "items") == 0)
-        return both(a, b);
     for (size_t i = 0; i < 4; i++) {
         bool more = strcmp(key, most[i]) == 0;
         if ((more || strcmp(key, least[i]) == 0) && json_is_number(a) && json_is_number(b))
@@ -156,6 +189,16 @@ static json_t *resolve(struct schema *s, json_t *v)
     return v;
 }
 
+/* Keywords that are joined with others. */
+static bool joined_apart(const char *key)
+{
+    static const char *const keys[] = {"properties", "additionalProperties", "prefixItems", "items"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(keys[i], key) == 0)
+            return true;
+    return false;
+}
+
 json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
 {
     const char *key;
@@ -183,7 +226,7 @@ json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
     json_object_foreach(b, key, x)
     {
         json_t *mine = json_object_get(a, key);
-        if (tern_schema_is_note(key) || strcmp(key, "properties") == 0 || strcmp(key, "additionalProperties") == 0)
+        if (tern_schema_is_note(key) || joined_apart(key))
             continue;
         joined = mine ? join_keyword(s, key, mine, x) : json_incref(x);
         if (!joined)
@@ -191,5 +234,6 @@ json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
         (void)json_object_set_new(out, key, joined);
     }
     join_members(out, a, b);
-    return out;
+    join_items(s, out, a, b);
+    return tern_gr_failed(s->g) ? NULL : out;
 }

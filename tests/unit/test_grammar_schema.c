@@ -1,0 +1,77 @@
+/* Schemas whose keywords meet: what is joined, compared or impossible, and what takes too long. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <string.h>
+#include "base/buf.h"
+#include "base/clock.h"
+#include "grammar/grammar.h"
+
+/* yes and no: texts, ended by NULL. */
+static void table(enum tern_gr_kind kind, const char *rule, const char *const *yes, const char *const *no)
+{
+    tern_grammar *g;
+    tern_grammar_fit fit;
+    tern_error err = {0};
+    if (tern_gr_compile(&g, kind, rule, strlen(rule), NULL, NULL, &err) < 0)
+        fail_msg("%.300s: %s", rule, err.msg);
+    for (; *yes; yes++) {
+        assert_int_equal(tern_grammar_check(g, *yes, strlen(*yes), &fit, &err), 0);
+        if (fit != TERN_GRAMMAR_WHOLE)
+            fail_msg("%.300s refuses %s", rule, *yes);
+    }
+    for (; *no; no++) {
+        assert_int_equal(tern_grammar_check(g, *no, strlen(*no), &fit, &err), 0);
+        if (fit == TERN_GRAMMAR_WHOLE)
+            fail_msg("%.300s accepts %s", rule, *no);
+    }
+    tern_grammar_free(g);
+}
+#define L(...)                ((const char *const[]){__VA_ARGS__, NULL})
+#define SCHEMA(rule, yes, no) table(TERN_GR_SCHEMA, rule, yes, no)
+
+static void refused(const char *schema, int code, const char *words)
+{
+    tern_grammar *g = NULL;
+    tern_error err = {0};
+    int rc = tern_gr_compile(&g, TERN_GR_SCHEMA, schema, strlen(schema), NULL, NULL, &err);
+    if (rc >= 0)
+        fail_msg("%.300s is not refused", schema);
+    if (rc != code || !strstr(err.msg, words))
+        fail_msg("%.300s: %d, %s (expected %d, %s)", schema, rc, err.msg, code, words);
+}
+
+/* `items` of one schema holds for elements that prefixItems of the other one names. */
+static void test_joined_items(void **state)
+{
+    (void)state;
+    SCHEMA("{\"allOf\":[{\"type\":\"array\",\"prefixItems\":[{\"enum\":[\"a\",\"b\"]}],\"minItems\":1,\"maxItems\":2},"
+           "{\"items\":{\"enum\":[\"b\"]}}]}",
+           L("[\"b\"]", "[\"b\",\"b\"]"), L("[\"a\"]", "[\"b\",\"a\"]", "[]"));
+    SCHEMA("{\"allOf\":[{\"items\":{\"enum\":[\"b\"]},\"type\":\"array\"},{\"prefixItems\":[{\"enum\":[\"a\",\"b\"]}],"
+           "\"items\":{\"type\":\"string\"},\"minItems\":1}]}",
+           L("[\"b\"]", "[\"b\",\"b\"]"), L("[\"a\"]", "[\"b\",\"a\"]"));
+    SCHEMA("{\"type\":\"array\",\"prefixItems\":[{\"enum\":[\"a\",\"b\",\"c\"]}],\"minItems\":1,\"maxItems\":1,"
+           "\"anyOf\":[{\"items\":{\"const\":\"b\"}},{\"items\":{\"const\":\"c\"}}]}",
+           L("[\"b\"]", "[\"c\"]"), L("[\"a\"]", "[]"));
+    SCHEMA("{\"allOf\":[{\"type\":\"array\",\"prefixItems\":[{\"const\":1}]},{\"items\":false}]}", L("[]"), L("[1]"));
+    SCHEMA("{\"allOf\":[{\"prefixItems\":[{\"type\":\"integer\"}],\"items\":false},"
+           "{\"prefixItems\":[{\"enum\":[1,\"a\"]},{\"const\":2}],\"items\":{\"const\":3}}]}",
+           L("[]", "[1]"), L("[1,2]", "[\"a\"]", "[2]"));
+    SCHEMA("{\"allOf\":[{\"prefixItems\":[{\"type\":\"integer\"}]},"
+           "{\"prefixItems\":[{\"enum\":[1,\"a\"]},{\"const\":2}],\"items\":{\"const\":3}}]}",
+           L("[]", "[1]", "[1,2,3,3]"), L("[1,3]", "[\"a\"]", "[1,2,2]"));
+    refused("{\"allOf\":[{\"prefixItems\":{}},{\"items\":{\"const\":1}}]}", TERN_EINVAL, "prefixItems must be a list");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_joined_items),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
