@@ -231,7 +231,7 @@ static struct tern_gr_frag values(struct schema *s, const json_t *v)
     }
     json_array_foreach(list, i, x)
     {
-        if (!fits_type(types, x) || (one && !json_equal(one, x)) || s->g->rc < 0)
+        if (!fits_type(types, x) || (one && !tern_schema_same(one, x)) || s->g->rc < 0)
             continue;
         if (strlen(json_is_string(x) ? json_string_value(x) : "") < json_string_length(x))
             (void)tern_schema_refuse(s, TERN_EUNSUPPORTED, "enum has a text with a NUL character");
@@ -288,40 +288,6 @@ static unsigned type_bits(const json_t *v)
     return of_values ? bits & of_values : bits;
 }
 
-static bool lists(const json_t *v, const json_t *x)
-{
-    size_t i;
-    json_t *y;
-    json_array_foreach(json_object_get(v, "enum"), i, y)
-    {
-        if (json_equal(x, y))
-            return true;
-    }
-    const json_t *one = json_object_get(v, "const");
-    return one && json_equal(one, x);
-}
-
-static bool has_values(const json_t *v)
-{
-    return json_object_get(v, "enum") || json_object_get(v, "const");
-}
-
-/* Do they list different values? */
-static bool other_values(const json_t *a, const json_t *b)
-{
-    size_t i;
-    json_t *x;
-    const json_t *one = json_object_get(a, "const");
-    if (!has_values(a) || !has_values(b) || (one && lists(b, one)))
-        return false;
-    json_array_foreach(json_object_get(a, "enum"), i, x)
-    {
-        if (lists(b, x))
-            return false;
-    }
-    return true;
-}
-
 static bool requires(const json_t *v, const char *name)
 {
     size_t i;
@@ -344,14 +310,14 @@ static bool disjoint(struct schema *s, const json_t *a, const json_t *b)
     b = behind_refs(s, b);
     if (!json_is_object(a) || !json_is_object(b))
         return json_is_false(a) || json_is_false(b);
-    if (!(type_bits(a) & type_bits(b)) || other_values(a, b))
+    if (!(type_bits(a) & type_bits(b)) || tern_schema_other_values(a, b))
         return true;
     if (type_bits(a) != 1 || type_bits(b) != 1)
         return false;
     json_object_foreach(json_object_get(a, "properties"), key, x)
     {
         const json_t *y = json_object_get(json_object_get(b, "properties"), key);
-        if (y && requires(a, key) && requires(b, key) && other_values(behind_refs(s, x), behind_refs(s, y)))
+        if (y && requires(a, key) && requires(b, key) && tern_schema_other_values(behind_refs(s, x), behind_refs(s, y)))
             return true;
     }
     return false;
@@ -484,7 +450,7 @@ static struct tern_gr_frag object_schema(struct schema *s, json_t *v)
         return alternatives(s, v, "anyOf");
     if (json_object_get(v, "oneOf"))
         return alternatives(s, v, "oneOf");
-    return has_values(v) ? values(s, v) : types(s, v);
+    return tern_schema_has_values(v) ? values(s, v) : types(s, v);
 }
 
 struct tern_gr_frag tern_schema_value(struct schema *s, json_t *v)

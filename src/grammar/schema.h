@@ -1,6 +1,7 @@
 /* grammar/schema.h - between the files that read JSON schemas.
  *
  *   schema.c        keywords, references, alternatives, lists of values
+ *   schema_values.c values that are listed
  *   schema_merge.c  two schemas that both must hold, as one
  *   schema_types.c  texts, numbers, lists
  *   schema_object.c objects
@@ -44,6 +45,15 @@ struct tern_schema_style {
 struct tern_gr_frag tern_schema_members(struct schema *s, const json_t *v, const struct tern_schema_style *style);
 /* The same of a schema below this one, which messages call by its name there. */
 struct tern_gr_frag tern_schema_below(struct schema *s, json_t *v, const char *name);
+
+/* Of values, not of how they are written: 1 and 1.0 are the same. */
+bool tern_schema_same(const json_t *a, const json_t *b);
+int tern_schema_compare(const json_t *a, const json_t *b); /* of numbers: -1, 0, 1 */
+bool tern_schema_has_values(const json_t *v);              /* enum or const */
+/* Do both list values, and others each? */
+bool tern_schema_other_values(const json_t *a, const json_t *b);
+/* A new list of the values of a that b has, too. */
+json_t *tern_schema_common_values(const json_t *a, const json_t *b);
 
 /* A schema that accepts what both accept, kept in s->made; NULL has failed. */
 json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b);

@@ -61,18 +61,6 @@ static json_t *join_lists(const json_t *a, const json_t *b)
     return out;
 }
 
-static json_t *join_values(const json_t *a, const json_t *b)
-{
-    json_t *out = json_array(), *x, *y;
-    size_t i, k;
-    json_array_foreach(a, i, x) json_array_foreach(b, k, y)
-    {
-        if (json_equal(x, y))
-            (void)json_array_append(out, x);
-    }
-    return out;
-}
-
 /* The members that one schema names and the other does not must fit what the other says of those it does not name. */
 static void add_members(json_t *to, const json_t *from, const json_t *others, json_t *rest)
 {
@@ -158,12 +146,14 @@ static json_t *join_keyword(struct schema *s, const char *key, json_t *a, json_t
         return join_types(a, b);
     if ((strcmp(key, "required") == 0 || strcmp(key, "allOf") == 0) && json_is_array(a) && json_is_array(b))
         return join_lists(a, b);
+    if (strcmp(key, "const") == 0 && tern_schema_same(a, b))
+        return json_incref(a);
     if (strcmp(key, "enum") == 0)
-        return join_values(a, b);
+        return tern_schema_common_values(a, b);
     for (size_t i = 0; i < 4; i++) {
         bool more = strcmp(key, most[i]) == 0;
         if ((more || strcmp(key, least[i]) == 0) && json_is_number(a) && json_is_number(b))
-            return json_incref((json_number_value(a) > json_number_value(b)) == more ? a : b);
+            return json_incref((tern_schema_compare(a, b) > 0) == more ? a : b);
     }
     return fail(s, key);
 }

@@ -66,12 +66,33 @@ static void test_joined_items(void **state)
     refused("{\"allOf\":[{\"prefixItems\":{}},{\"items\":{\"const\":1}}]}", TERN_EINVAL, "prefixItems must be a list");
 }
 
+/* 1 and 1.0 are one value. */
+static void test_equal_numbers(void **state)
+{
+    (void)state;
+    refused("{\"oneOf\":[{\"const\":1},{\"const\":1.0}]}", TERN_EUNSUPPORTED, "number 0 and number 1");
+    refused("{\"oneOf\":[{\"enum\":[1,2]},{\"enum\":[1.0,3]}]}", TERN_EUNSUPPORTED, "number 0 and number 1");
+    refused("{\"oneOf\":[{\"enum\":[{\"a\":[1]},2]},{\"const\":{\"a\":[1.0]}}]}", TERN_EUNSUPPORTED, "number 0");
+    SCHEMA("{\"oneOf\":[{\"enum\":[1,2]},{\"enum\":[1.5,3.0]}]}", L("1", "2", "1.5", "3.0"), L("3", "4"));
+    SCHEMA("{\"allOf\":[{\"enum\":[5]},{\"enum\":[5.0,6]}]}", L("5"), L("6"));
+    SCHEMA("{\"allOf\":[{\"const\":5},{\"enum\":[5.0,6]}]}", L("5.0"), L("6"));
+    SCHEMA("{\"allOf\":[{\"const\":5},{\"const\":5.0}]}", L("5"), L("6"));
+    SCHEMA("{\"allOf\":[{\"enum\":[{\"a\":[5]},[-0.0]]},{\"enum\":[{\"a\":[5.0]},[0]]}]}", L("{\"a\":[5]}", "[-0.0]"),
+           L("[0]", "{\"a\":[6]}"));
+    /* no double is 2^53 + 1 */
+    SCHEMA("{\"allOf\":[{\"enum\":[9007199254740993,7]},{\"enum\":[9007199254740992.0,7]}]}", L("7"),
+           L("9007199254740993"));
+    SCHEMA("{\"type\":\"integer\",\"allOf\":[{\"minimum\":9007199254740992},{\"minimum\":9007199254740993}]}",
+           L("9007199254740993"), L("9007199254740992"));
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_joined_items),
+        cmocka_unit_test(test_equal_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
