@@ -1,6 +1,7 @@
 /* JSON schemas, draft 2020-12: the part of it that is a grammar. */
 #include "grammar/schema.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,10 +87,10 @@ static size_t n_rules(const json_t *v)
 uint32_t tern_schema_count(struct schema *s, const json_t *v, const char *keyword, uint32_t otherwise)
 {
     const json_t *x = json_object_get(v, keyword);
-    json_int_t n = json_is_real(x) ? (json_int_t)json_real_value(x) : json_integer_value(x);
+    const double n = json_number_value(x);
     if (!x)
         return otherwise;
-    if (!json_is_number(x) || n < 0 || json_number_value(x) != (double)n) {
+    if (!json_is_number(x) || n < 0 || n != floor(n)) {
         (void)tern_schema_refuse(s, TERN_EINVAL, "%s must be a whole number", keyword);
         return otherwise;
     }
@@ -187,7 +188,7 @@ static bool is_of(const json_t *v, const char *type)
     if (strcmp(type, "number") == 0)
         return json_is_number(v);
     if (strcmp(type, "integer") == 0)
-        return json_is_integer(v) || (json_is_real(v) && json_real_value(v) == (double)(int64_t)json_real_value(v));
+        return json_is_integer(v) || (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
     static const char *const names[] = {
         [JSON_OBJECT] = "object", [JSON_ARRAY] = "array",  [JSON_STRING] = "string", [JSON_INTEGER] = "",
         [JSON_REAL] = "",         [JSON_TRUE] = "boolean", [JSON_FALSE] = "boolean", [JSON_NULL] = "null"};

@@ -86,6 +86,35 @@ static void test_equal_numbers(void **state)
            L("9007199254740993"), L("9007199254740992"));
 }
 
+/* Bounds that 64 bits do not hold, and those beyond the digits that are written otherwise. */
+static void test_far_bounds(void **state)
+{
+    (void)state;
+    static const char *const rows[] = {
+        "{\"type\":\"integer\",\"minimum\":1e29,\"maximum\":1e30}",
+        "{\"type\":\"integer\",\"minimum\":9.3e18}",
+        "{\"type\":\"integer\",\"exclusiveMaximum\":-1e25}",
+        "{\"type\":\"number\",\"minimum\":1e29}",
+        "{\"type\":\"number\",\"maximum\":-1e25}",
+        "{\"type\":\"number\",\"exclusiveMinimum\":9223372036854775807}",
+        "{\"type\":\"number\",\"maximum\":-9223372036854775808}",
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        refused(rows[i], TERN_EUNSUPPORTED, "64 bits");
+    refused("{\"type\":\"integer\",\"exclusiveMinimum\":9223372036854775807}", TERN_EINVAL, "no text can satisfy");
+    refused("{\"type\":\"string\",\"maxLength\":1e30}", TERN_ELIMIT, "1000000");
+    SCHEMA("{\"type\":\"integer\",\"minimum\":-1e29,\"maximum\":1e29}", L("0", "-5", "999999999999999999"), L("1.5"));
+    SCHEMA("{\"type\":\"number\",\"minimum\":0,\"maximum\":1e29}", L("0", "1.5"), L("-1"));
+    SCHEMA("{\"type\":\"integer\",\"minimum\":9.1e18}", L("9100000000000000000", "9223372036854775807"),
+           L("9099999999999999999", "1"));
+    SCHEMA("{\"type\":\"integer\",\"minimum\":1500000000000000000,\"maximum\":2000000000000000000}",
+           L("1500000000000000000", "2000000000000000000"), L("1499999999999999999", "2000000000000000001"));
+    SCHEMA("{\"type\":\"number\",\"minimum\":-2000000000000000000,\"maximum\":-1500000000000000000}",
+           L("-1500000000000000000", "-2000000000000000000"), L("-1499999999999999999", "-2000000000000000001"));
+    SCHEMA("{\"type\":\"integer\",\"maximum\":-9223372036854775808}", L("-9223372036854775808"), L("0", "-1"));
+    SCHEMA("{\"type\":\"integer\",\"enum\":[1e19,-1e300,1.5]}", L("1e19", "-1e300"), L("1.5"));
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -93,6 +122,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_joined_items),
         cmocka_unit_test(test_equal_numbers),
+        cmocka_unit_test(test_far_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
