@@ -64,6 +64,7 @@ struct tern_grammar {
     int n_classes;
     int rc; /* while it is put together */
     tern_error err;
+    char why[288]; /* what no text satisfies, for the message if there is no other way */
     double until;
     json_t *names;                                      /* of rules, where the notation has names: name -> [rule, ..] */
     uint32_t any_value, any_object, string_char, blank; /* rules that front ends share, UINT32_MAX: not made */

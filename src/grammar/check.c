@@ -230,7 +230,7 @@ static int check(tern_grammar *g, tern_error *err)
     ease_repeats(g);
     TERN_TRY(refuse_left_recursion(g, err));
     if (!(g->flags[g->rules[g->start]] & TERN_GR_ENDS))
-        TERN_FAIL(err, TERN_EINVAL, "no text can satisfy it");
+        TERN_FAIL(err, TERN_EINVAL, "no text can satisfy it%s%s%s", *g->why ? " (" : "", g->why, *g->why ? ")" : "");
     find_classes(g);
 out:
     return rc;

@@ -23,6 +23,19 @@ struct tern_gr_frag tern_schema_refuse(struct schema *s, int code, const char *f
     return (struct tern_gr_frag){0};
 }
 
+struct tern_gr_frag tern_schema_never(struct schema *s, const char *fmt, ...)
+{
+    if (!*s->g->why) {
+        va_list args;
+        char text[120];
+        va_start(args, fmt);
+        (void)vsnprintf(text, sizeof text, fmt, args);
+        va_end(args);
+        (void)snprintf(s->g->why, sizeof s->g->why, "at %s: %s", *s->path ? s->path : "its root", text);
+    }
+    return tern_gr_never(s->g);
+}
+
 /* ---- keywords ---------------------------------------------------------------------------------------------------- */
 
 static const char *const notes[] = {"title",    "description", "default",  "examples",  "$schema", "$id",
@@ -63,7 +76,7 @@ bool tern_schema_is_note(const char *keyword)
     return among(notes, sizeof notes / sizeof *notes, keyword);
 }
 
-static void check_keywords(struct schema *s, const json_t *v)
+void tern_schema_check_keywords(struct schema *s, const json_t *v)
 {
     const char *key;
     json_t *x;
@@ -431,7 +444,7 @@ static struct tern_gr_frag types(struct schema *s, const json_t *v)
 static struct tern_gr_frag object_schema(struct schema *s, json_t *v)
 {
     const char *ref = json_string_value(json_object_get(v, "$ref"));
-    check_keywords(s, v);
+    tern_schema_check_keywords(s, v);
     if (tern_gr_failed(s->g))
         return (struct tern_gr_frag){0};
     if (json_object_get(v, "$ref") && !ref)

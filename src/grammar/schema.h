@@ -62,6 +62,9 @@ json_t *tern_schema_find(struct schema *s, const char *ref);
 bool tern_schema_is_note(const char *keyword); /* says nothing about values */
 
 struct tern_gr_frag tern_schema_refuse(struct schema *s, int code, const char *fmt, ...) TERN_PRINTF(3, 4);
+/* No value at all; the first reason is told if nothing else satisfies the schema. */
+struct tern_gr_frag tern_schema_never(struct schema *s, const char *fmt, ...) TERN_PRINTF(2, 3);
+void tern_schema_check_keywords(struct schema *s, const json_t *v); /* refuses those that are not known */
 /* A whole number >= 0 of a keyword, or `otherwise` where v has none. */
 uint32_t tern_schema_count(struct schema *s, const json_t *v, const char *keyword, uint32_t otherwise);
 

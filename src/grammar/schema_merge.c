@@ -40,18 +40,58 @@ static bool has_word(const json_t *list, const char *word)
     return false;
 }
 
+static const char *const type_names[] = {"object", "array", "string", "number", "integer", "boolean", "null"};
+
+/* A joined list of types may be empty, one that was written must not be. */
+static void check_types(struct schema *s, const json_t *types)
+{
+    size_t n = json_is_array(types) ? json_array_size(types) : 1;
+    for (size_t i = 0; i < n || n == 0; i++) {
+        const char *name = json_string_value(json_is_array(types) ? json_array_get(types, i) : types);
+        bool is = false;
+        for (size_t k = 0; name && k < 7; k++)
+            is |= strcmp(name, type_names[k]) == 0;
+        if (!name)
+            (void)tern_schema_refuse(s, TERN_EINVAL, "type must be a name, or a list of names");
+        else if (!is)
+            (void)tern_schema_refuse(s, TERN_EINVAL, "there is no type \"%.40s\"", name);
+        if (!is)
+            return;
+    }
+}
+
 static json_t *join_types(const json_t *a, const json_t *b)
 {
-    static const char *const names[] = {"object", "array", "string", "number", "integer", "boolean", "null"};
     json_t *out = json_array();
     for (size_t i = 0; i < 7; i++) {
-        bool number = has_word(a, "number") && has_word(b, "number"), integer = strcmp(names[i], "integer") == 0;
-        bool in_a = has_word(a, names[i]) || (integer && has_word(a, "number"));
-        bool in_b = has_word(b, names[i]) || (integer && has_word(b, "number"));
+        bool number = has_word(a, "number") && has_word(b, "number"), integer = strcmp(type_names[i], "integer") == 0;
+        bool in_a = has_word(a, type_names[i]) || (integer && has_word(a, "number"));
+        bool in_b = has_word(b, type_names[i]) || (integer && has_word(b, "number"));
         if (in_a && in_b && !(integer && number))
-            (void)json_array_append_new(out, json_string(names[i]));
+            (void)json_array_append_new(out, json_string(type_names[i]));
     }
     return out;
+}
+
+/* Have they no type or no value in common?  Then the rest need not be joined, which may not be possible. */
+static bool contradict(struct schema *s, const json_t *a, const json_t *b)
+{
+    const json_t *type_a = json_object_get(a, "type"), *type_b = json_object_get(b, "type");
+    const json_t *one_a = json_object_get(a, "const"), *one_b = json_object_get(b, "const");
+    bool types = false, values = one_a && one_b && !tern_schema_same(one_a, one_b);
+    if (type_a && type_b) {
+        json_t *joined = join_types(type_a, type_b);
+        types = json_array_size(joined) == 0;
+        json_decref(joined);
+        check_types(s, type_a);
+        check_types(s, type_b);
+    }
+    if (types || values) {
+        tern_schema_check_keywords(s, a);
+        tern_schema_check_keywords(s, b);
+        (void)tern_schema_never(s, "schemas that must both hold have other %s", types ? "types" : "constants");
+    }
+    return types || values;
 }
 
 static json_t *join_lists(const json_t *a, const json_t *b)
@@ -210,9 +250,9 @@ json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
         (void)tern_schema_refuse(s, TERN_EINVAL, "a schema is an object, true or false");
         return NULL;
     }
-    json_t *out = keep(s, json_copy(a));
-    if (!out)
-        return NULL;
+    json_t *out = keep(s, contradict(s, a, b) ? json_false() : json_copy(a));
+    if (!out || !json_is_object(out))
+        return out;
     json_object_foreach(b, key, x)
     {
         json_t *mine = json_object_get(a, key);

@@ -151,7 +151,7 @@ static void list_members(struct object *o, const json_t *v, json_t *required, js
         if (json_object_get(properties, name))
             continue;
         if (json_is_false(rest))
-            (void)tern_schema_refuse(s, TERN_EINVAL, "\"%.60s\" is required and not allowed", name);
+            (void)tern_schema_never(s, "\"%.60s\" is required and not allowed", name);
         add_member(o, name, rest, true);
     }
 }

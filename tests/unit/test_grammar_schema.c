@@ -115,6 +115,33 @@ static void test_far_bounds(void **state)
     SCHEMA("{\"type\":\"integer\",\"enum\":[1e19,-1e300,1.5]}", L("1e19", "-1e300"), L("1.5"));
 }
 
+/* An alternative that nothing satisfies takes no part; a schema of such alone is refused. */
+static void test_impossible(void **state)
+{
+    (void)state;
+    SCHEMA("{\"type\":[\"integer\",\"string\"],\"maxLength\":2,\"anyOf\":[{\"type\":\"integer\",\"minimum\":1,"
+           "\"maximum\":2},{\"type\":\"null\"}]}",
+           L("1", "2"), L("3", "null", "\"a\""));
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"additionalProperties\":false,"
+           "\"anyOf\":[{\"required\":[\"b\"]},{\"required\":[\"a\"]}]}",
+           L("{\"a\":1}"), L("{}", "{\"b\":1}"));
+    SCHEMA("{\"enum\":[1,2],\"anyOf\":[{\"const\":3},{\"const\":2}]}", L("2"), L("1", "3"));
+    SCHEMA("{\"const\":2,\"anyOf\":[{\"const\":3},{\"const\":2}]}", L("2"), L("3"));
+    SCHEMA("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"object\",\"required\":[\"b\"],"
+           "\"additionalProperties\":false},\"c\":{}}}",
+           L("{}", "{\"c\":1}"), L("{\"a\":{}}"));
+    refused("{\"allOf\":[{\"const\":1},{\"const\":2}]}", TERN_EINVAL, "no text can satisfy");
+    refused("{\"type\":\"null\",\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\"}]}", TERN_EINVAL,
+            "no text can satisfy");
+    refused("{\"additionalProperties\":false,\"anyOf\":[{\"required\":[\"b\"]},{\"required\":[\"c\"]}]}", TERN_EINVAL,
+            "anyOf/0: \"b\" is required and not allowed");
+    /* what is wrong by itself is so in any alternative */
+    refused("{\"type\":\"null\",\"anyOf\":[{\"type\":\"text\"},{\"type\":\"null\"}]}", TERN_EINVAL, "no type \"text\"");
+    refused("{\"type\":\"null\",\"anyOf\":[{\"type\":[]},{\"type\":\"null\"}]}", TERN_EINVAL, "type must be a name");
+    refused("{\"type\":\"null\",\"anyOf\":[{\"type\":\"string\",\"not\":{}},{\"type\":\"null\"}]}", TERN_EUNSUPPORTED,
+            "the keyword \"not\"");
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -123,6 +150,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_joined_items),
         cmocka_unit_test(test_equal_numbers),
         cmocka_unit_test(test_far_bounds),
+        cmocka_unit_test(test_impossible),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
