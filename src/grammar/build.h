@@ -84,6 +84,9 @@ static inline bool tern_gr_failed(const tern_grammar *g)
     return g->rc < 0;
 }
 
+/* Fails once the seconds are over, for what adds no nodes for long.  Has it failed? */
+bool tern_gr_late(tern_grammar *g);
+
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 struct tern_gr_frag tern_gr_empty(tern_grammar *g);

@@ -337,23 +337,73 @@ static bool disjoint(struct schema *s, const json_t *a, const json_t *b)
     return false;
 }
 
+static void refuse_one_of(struct schema *s, size_t a, size_t b)
+{
+    (void)tern_schema_refuse(s, TERN_EUNSUPPORTED,
+                             "oneOf is supported where no value fits two of its schemas, which is not sure of"
+                             " number %zu and number %zu; anyOf need not be so",
+                             a < b ? a : b, a < b ? b : a);
+}
+
+/* The values that number i lists, into seen: value -> number. */
+static void see_values(struct schema *s, json_t *seen, const json_t *v, size_t i)
+{
+    json_t *list = tern_schema_listed(v), *x;
+    size_t k;
+    json_array_foreach(list, k, x)
+    {
+        if (tern_gr_failed(s->g) || !fits_type(json_object_get(v, "type"), x))
+            continue;
+        char *key = tern_schema_key(x);
+        const json_t *before = json_object_get(seen, key);
+        if (before && (size_t)json_integer_value(before) != i)
+            refuse_one_of(s, (size_t)json_integer_value(before), i);
+        else if (json_object_set_new(seen, key, json_integer((json_int_t)i)) < 0)
+            (void)tern_schema_refuse(s, TERN_ENOMEM, "out of memory");
+        free(key);
+    }
+    json_decref(list);
+}
+
+/* Those that list values are looked up, for they may be many; only the others are held against each one. */
+static void check_one_of(struct schema *s, const json_t *list)
+{
+    json_t *seen = json_object(), *x, *y;
+    size_t i, k;
+    json_array_foreach(list, i, x)
+    {
+        const json_t *v = tern_gr_late(s->g) ? NULL : behind_refs(s, x);
+        if (tern_schema_has_values(v))
+            see_values(s, seen, v, i);
+    }
+    json_decref(seen);
+    json_array_foreach(list, i, x)
+    {
+        if (tern_gr_failed(s->g) || tern_schema_has_values(behind_refs(s, x)))
+            continue;
+        json_array_foreach(list, k, y)
+        {
+            if (k == i || (k > i && !tern_schema_has_values(behind_refs(s, y))))
+                continue; /* its turn is later */
+            if (tern_gr_late(s->g))
+                return;
+            if (!disjoint(s, x, y))
+                refuse_one_of(s, i, k);
+        }
+    }
+}
+
 static struct tern_gr_frag alternatives(struct schema *s, json_t *v, const char *keyword)
 {
     json_t *list = json_object_get(v, keyword), *x, *rest = json_copy(v);
     struct tern_gr_frag all = tern_gr_never(s->g);
-    size_t i, k, n = json_array_size(list);
+    size_t i, n = json_array_size(list);
     (void)json_array_append_new(s->made, rest);
     (void)json_object_del(rest, keyword);
     if (!json_is_array(list) || n == 0)
         return tern_schema_refuse(s, TERN_EINVAL, "%s must be a list with at least one schema", keyword);
-    for (i = 0; keyword[0] == 'o' && i < n; i++)
-        for (k = 0; k < i && !tern_gr_failed(s->g); k++)
-            if (!disjoint(s, json_array_get(list, i), json_array_get(list, k)))
-                return tern_schema_refuse(
-                    s, TERN_EUNSUPPORTED,
-                    "oneOf is supported where no value fits two of its schemas, which is not sure of"
-                    " number %zu and number %zu; anyOf need not be so",
-                    k, i);
+    if (keyword[0] == 'o')
+        check_one_of(s, list);
     bool alone = n_rules(rest) == 0;
     json_array_foreach(list, i, x)
     {
@@ -471,6 +521,8 @@ struct tern_gr_frag tern_schema_value(struct schema *s, json_t *v)
 {
     struct tern_gr_frag f;
     if (tern_gr_failed(s->g))
+        return (struct tern_gr_frag){0};
+    if (tern_gr_late(s->g))
         return (struct tern_gr_frag){0};
     if (++s->steps > MAX_STEPS)
         return tern_schema_refuse(s, TERN_ELIMIT, "it takes more than %d steps to read the schema", MAX_STEPS);

@@ -50,6 +50,8 @@ struct tern_gr_frag tern_schema_below(struct schema *s, json_t *v, const char *n
 bool tern_schema_same(const json_t *a, const json_t *b);
 int tern_schema_compare(const json_t *a, const json_t *b); /* of numbers: -1, 0, 1 */
 bool tern_schema_has_values(const json_t *v);              /* enum or const */
+char *tern_schema_key(const json_t *v);      /* the same text for the same values, to be freed; NULL: no memory */
+json_t *tern_schema_listed(const json_t *v); /* a new reference to the values that enum and const leave, no types */
 /* Do both list values, and others each? */
 bool tern_schema_other_values(const json_t *a, const json_t *b);
 /* A new list of the values of a that b has, too. */

@@ -188,7 +188,7 @@ static json_t *join_keyword(struct schema *s, const char *key, json_t *a, json_t
         return join_lists(a, b);
     if (strcmp(key, "const") == 0 && tern_schema_same(a, b))
         return json_incref(a);
-    if (strcmp(key, "enum") == 0)
+    if (strcmp(key, "enum") == 0 && json_is_array(a) && json_is_array(b))
         return tern_schema_common_values(a, b);
     for (size_t i = 0; i < 4; i++) {
         bool more = strcmp(key, most[i]) == 0;
@@ -233,6 +233,8 @@ json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
 {
     const char *key;
     json_t *x, *joined;
+    if (tern_gr_late(s->g))
+        return NULL;
     if (++s->steps % 64 == 0)
         s->steps += 8; /* merging costs more than reading */
     if (++s->depth > TERN_GR_MAX_DEPTH) {

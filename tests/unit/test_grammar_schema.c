@@ -142,15 +142,61 @@ static void test_impossible(void **state)
             "the keyword \"not\"");
 }
 
+/* before, n times a number within `each`, after */
+static void numbered(struct tern_buf *b, const char *before, const char *each, int n, const char *after)
+{
+    (void)tern_buf_addf(b, NULL, "%s", before);
+    for (int i = 0; i < n; i++) {
+        (void)tern_buf_addf(b, NULL, i ? "," : "");
+        const char *at = strchr(each, '#');
+        (void)tern_buf_addf(b, NULL, "%.*s%d%s", (int)(at - each), each, i, at + 1);
+    }
+    (void)tern_buf_addf(b, NULL, "%s", after);
+}
+
+/* Many alternatives and long lists: values are looked up, and what takes long all the same ends with the limit. */
+static void test_seconds(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *before, *each;
+        int n;
+        const char *between, *each2, *after;
+        bool compiles; /* within the limit, surely */
+    } rows[] = {
+        {"{\"oneOf\":[", "{\"const\":#}", 12000, "]", NULL, "}", true},
+        {"{\"oneOf\":[{\"type\":\"integer\"},", "{\"const\":\"#\"}", 12000, "]", NULL, "}", true},
+        {"{\"oneOf\":[{\"enum\":[", "\"a#\"", 20000, "]},{\"enum\":[", "\"b#\"", "]}]}", true},
+        {"{\"allOf\":[{\"enum\":[", "\"a#\"", 20000, ",\"b1\"]},{\"enum\":[", "\"b#\"", "]}]}", true},
+        {"{\"oneOf\":[", "{\"required\":[\"t\"],\"type\":\"object\",\"properties\":{\"t\":{\"const\":#}}}", 14000, "]",
+         NULL, "}", false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct tern_buf b = {0};
+        tern_error err = {0};
+        tern_grammar *g = NULL;
+        numbered(&b, rows[i].before, rows[i].each, rows[i].n, rows[i].between);
+        if (rows[i].each2)
+            numbered(&b, "", rows[i].each2, rows[i].n, "");
+        (void)tern_buf_addf(&b, NULL, "%s", rows[i].after);
+        double start = tern_now();
+        int rc = tern_gr_compile(&g, TERN_GR_SCHEMA, b.p, b.len, NULL, NULL, &err);
+        if (tern_now() - start > 30) /* under sanitizers, on a loaded machine */
+            fail_msg("row %zu took %.1f seconds", i, tern_now() - start);
+        if (rc < 0 && (rows[i].compiles || rc != TERN_ELIMIT || !strstr(err.msg, "seconds to compile")))
+            fail_msg("row %zu: %d, %s", i, rc, err.msg);
+        tern_grammar_free(g);
+        tern_buf_clear(&b);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_joined_items),
-        cmocka_unit_test(test_equal_numbers),
-        cmocka_unit_test(test_far_bounds),
-        cmocka_unit_test(test_impossible),
+        cmocka_unit_test(test_joined_items), cmocka_unit_test(test_equal_numbers), cmocka_unit_test(test_far_bounds),
+        cmocka_unit_test(test_impossible),   cmocka_unit_test(test_seconds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
