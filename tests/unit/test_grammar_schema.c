@@ -190,13 +190,31 @@ static void test_seconds(void **state)
     }
 }
 
+/* Numbers of equal bounds share their states. */
+static void test_many_numbers(void **state)
+{
+    (void)state;
+    static const char *const each[] = {"\"a#\":{\"type\":\"integer\"}", "\"a#\":{\"type\":\"number\",\"minimum\":-3}",
+                                       "\"a#\":{\"type\":\"integer\",\"minimum\":0}"};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        struct tern_buf b = {0};
+        numbered(&b, "{\"type\":\"object\",\"properties\":{", each[i], 300, "},\"required\":[\"a299\"]}");
+        SCHEMA(b.p, L("{\"a299\":7}", "{\"a0\":1,\"a150\":999999999999999999,\"a299\":0}"),
+               L("{\"a0\":7}", "{\"a299\":-}", "{\"a299\":01}", "{\"a299\":-4.5}"));
+        tern_buf_clear(&b);
+    }
+    SCHEMA("{\"prefixItems\":[{\"type\":\"integer\",\"minimum\":5,\"maximum\":7},{\"type\":\"integer\",\"minimum\":5,"
+           "\"maximum\":8},{\"type\":\"integer\",\"minimum\":5,\"maximum\":7}]}",
+           L("[5,8,7]"), L("[8]", "[5,9]", "[5,8,8]"));
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_joined_items), cmocka_unit_test(test_equal_numbers), cmocka_unit_test(test_far_bounds),
-        cmocka_unit_test(test_impossible),   cmocka_unit_test(test_seconds),
+        cmocka_unit_test(test_impossible),   cmocka_unit_test(test_seconds),       cmocka_unit_test(test_many_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
