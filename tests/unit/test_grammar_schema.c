@@ -208,6 +208,19 @@ static void test_many_numbers(void **state)
            L("[5,8,7]"), L("[8]", "[5,9]", "[5,8,8]"));
 }
 
+/* Pairs of escapes in patterns, as other programs write them. */
+static void test_pairs(void **state)
+{
+    (void)state;
+    const enum tern_gr_kind k = TERN_GR_REGEX;
+    table(k, "\\ud83d\\ude00+", L("😀", "😀😀"), L("😁", ""));
+    table(k, "[a\\ud83d\\ude00-\\uD83D\\uDE02]", L("a", "😀", "😂"), L("😃", "b"));
+    table(k, "[^\\ud83d\\ude00]|\\u00e9\\u0041", L("😁", "x", "éA"), L("😀"));
+    table(k, "\\ud83d|\\ude00|\\ud83dx|\\ud83d\\u0041|b", L("b"), L("😀", "x", "A")); /* halves are no character */
+    SCHEMA("{\"type\":\"string\",\"pattern\":\"^\\\\ud83d\\\\ude00[\\\\ud83d\\\\ude01]$\"}", L("\"😀😁\""),
+           L("\"😁😁\"", "\"\""));
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -215,6 +228,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_joined_items), cmocka_unit_test(test_equal_numbers), cmocka_unit_test(test_far_bounds),
         cmocka_unit_test(test_impossible),   cmocka_unit_test(test_seconds),       cmocka_unit_test(test_many_numbers),
+        cmocka_unit_test(test_pairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
