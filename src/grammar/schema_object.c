@@ -143,7 +143,8 @@ static void list_members(struct object *o, const json_t *v, json_t *required, js
     json_object_foreach(properties, name, x)
     {
         bool needed = json_object_get(required, name) != NULL;
-        if (needed || !json_is_false(x))
+        /* One that is not allowed is listed where further members must have other names. */
+        if (needed || !json_is_false(x) || (rest && !json_is_false(rest)))
             add_member(o, name, x, needed);
     }
     json_object_foreach(required, name, x)

@@ -208,6 +208,14 @@ static void test_many_numbers(void **state)
            L("[5,8,7]"), L("[8]", "[5,9]", "[5,8,8]"));
 }
 
+/* A name that is not allowed is none of the further members. */
+static void test_forbidden_member(void **state)
+{
+    (void)state;
+    SCHEMA("{\"properties\":{\"a\":{},\"c\":false},\"additionalProperties\":true}",
+           L("{}", "{\"a\":1}", "{\"cc\":1}", "{\"a\":1,\"d\":2}"), L("{\"c\":1}", "{\"d\":1,\"c\":1}"));
+}
+
 /* Pairs of escapes in patterns, as other programs write them. */
 static void test_pairs(void **state)
 {
@@ -226,9 +234,10 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_joined_items), cmocka_unit_test(test_equal_numbers), cmocka_unit_test(test_far_bounds),
-        cmocka_unit_test(test_impossible),   cmocka_unit_test(test_seconds),       cmocka_unit_test(test_many_numbers),
-        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_joined_items), cmocka_unit_test(test_equal_numbers),
+        cmocka_unit_test(test_far_bounds),   cmocka_unit_test(test_impossible),
+        cmocka_unit_test(test_seconds),      cmocka_unit_test(test_many_numbers),
+        cmocka_unit_test(test_pairs),        cmocka_unit_test(test_forbidden_member),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
