@@ -21,6 +21,13 @@ int tern_gr_fail(tern_grammar *g, int code, const char *fmt, ...)
     return g->rc;
 }
 
+bool tern_gr_late(tern_grammar *g)
+{
+    if (tern_now() > g->until)
+        (void)tern_gr_fail(g, TERN_ELIMIT, "it takes more than %.0f seconds to compile", TERN_GR_SECONDS);
+    return tern_gr_failed(g);
+}
+
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
 static bool grow(tern_grammar *g, void *array, size_t *cap, size_t want, size_t size)
@@ -34,8 +41,8 @@ static uint32_t add_node(tern_grammar *g, enum tern_gr_op op, uint32_t x, uint32
 {
     if (g->n_nodes >= TERN_GR_MAX_NODES)
         (void)tern_gr_fail(g, TERN_ELIMIT, "it takes more than %u states", TERN_GR_MAX_NODES);
-    if (g->n_nodes % 1024 == 0 && tern_now() > g->until)
-        (void)tern_gr_fail(g, TERN_ELIMIT, "it takes more than %.0f seconds to compile", TERN_GR_SECONDS);
+    if (g->n_nodes % 1024 == 0)
+        (void)tern_gr_late(g);
     if (!grow(g, &g->nodes, &g->cap_nodes, (size_t)g->n_nodes + 1, sizeof *g->nodes))
         return 0;
     g->nodes[g->n_nodes] = (struct tern_gr_node){(uint32_t)op, x, a, b};

@@ -48,6 +48,11 @@ enum { TERN_GR_ENDS = 1, TERN_GR_EMPTY = 2 }; /* a text leads from this node to 
 
 struct tern_gr_follow; /* follow.c */
 
+struct tern_gr_whole { /* integers from lo to hi */
+    int64_t lo, hi;
+    uint32_t rule;
+};
+
 struct tern_grammar {
     atomic_int refs;
     struct tern_gr_node *nodes;
@@ -64,12 +69,15 @@ struct tern_grammar {
     int n_classes;
     int rc; /* while it is put together */
     tern_error err;
+    char why[288]; /* what no text satisfies, for the message if there is no other way */
     double until;
     json_t *names;                                      /* of rules, where the notation has names: name -> [rule, ..] */
     uint32_t any_value, any_object, string_char, blank; /* rules that front ends share, UINT32_MAX: not made */
-    pthread_mutex_t lock;                               /* of the next */
-    bool dsml;                                          /* of calls that DeepSeek-V4 writes */
-    struct tern_gr_follow *met;                         /* with the vocabulary that was used last; NULL: none */
+    struct tern_gr_whole *wholes;                       /* others that they share, until it is put together */
+    size_t n_wholes, cap_wholes;
+    pthread_mutex_t lock;       /* of the next */
+    bool dsml;                  /* of calls that DeepSeek-V4 writes */
+    struct tern_gr_follow *met; /* with the vocabulary that was used last; NULL: none */
 };
 
 struct tern_gr_frag {
@@ -82,6 +90,9 @@ static inline bool tern_gr_failed(const tern_grammar *g)
 {
     return g->rc < 0;
 }
+
+/* Fails once the seconds are over, for what adds no nodes for long.  Has it failed? */
+bool tern_gr_late(tern_grammar *g);
 
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 

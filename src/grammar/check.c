@@ -7,12 +7,19 @@
 
 /* ---- jumps ------------------------------------------------------------------------------------------------------- */
 
-/* Where a way into node n leads.  Ends of pieces that nobody used stay jumps to nowhere; no way leads there. */
-static uint32_t skip_jumps(const tern_grammar *g, uint32_t n)
+/* Where a way into node n leads.  Ends of pieces that nobody used stay jumps to nowhere; no way leads there.  Jumps on
+ * the way lead there at once from then on, since alternatives have long chains of them. */
+static uint32_t skip_jumps(tern_grammar *g, uint32_t n)
 {
-    for (uint32_t i = 0; g->nodes[n].op == TERN_GR_JUMP && g->nodes[n].a != UINT32_MAX && i < g->n_nodes; i++)
-        n = g->nodes[n].a;
-    return n;
+    uint32_t end = n;
+    for (uint32_t i = 0; g->nodes[end].op == TERN_GR_JUMP && g->nodes[end].a != UINT32_MAX && i < g->n_nodes; i++)
+        end = g->nodes[end].a;
+    while (n != end) {
+        uint32_t next = g->nodes[n].a;
+        g->nodes[n].a = end;
+        n = next;
+    }
+    return end;
 }
 
 static void remove_jumps(tern_grammar *g)
@@ -230,7 +237,7 @@ static int check(tern_grammar *g, tern_error *err)
     ease_repeats(g);
     TERN_TRY(refuse_left_recursion(g, err));
     if (!(g->flags[g->rules[g->start]] & TERN_GR_ENDS))
-        TERN_FAIL(err, TERN_EINVAL, "no text can satisfy it");
+        TERN_FAIL(err, TERN_EINVAL, "no text can satisfy it%s%s%s", *g->why ? " (" : "", g->why, *g->why ? ")" : "");
     find_classes(g);
 out:
     return rc;

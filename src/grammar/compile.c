@@ -128,6 +128,8 @@ int tern_gr_compile(tern_grammar **out, enum tern_gr_kind kind, const char *text
     tern_gr_check(g);
     json_decref(g->names);
     g->names = NULL;
+    tern_free(g->wholes);
+    g->wholes = NULL;
     if (g->rc < 0) {
         bool named = strncmp(g->err.msg, "the ", 4) == 0;
         TERN_FAIL(err, g->rc, "%s%s%s", named ? "" : names[kind], named ? "" : ": ", g->err.msg);

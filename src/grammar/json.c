@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include "base/mem.h"
 
 #define INDENT   24
 #define DIGITS   18 /* of the whole part: what fits into 64 bits */
@@ -216,7 +217,7 @@ static struct tern_gr_frag natural(tern_grammar *g, uint64_t lo, uint64_t hi)
     return all;
 }
 
-struct tern_gr_frag tern_gr_integers(tern_grammar *g, int64_t lo, int64_t hi)
+static struct tern_gr_frag integers(tern_grammar *g, int64_t lo, int64_t hi)
 {
     struct tern_gr_frag all = tern_gr_never(g);
     if (lo < 0) {
@@ -226,4 +227,18 @@ struct tern_gr_frag tern_gr_integers(tern_grammar *g, int64_t lo, int64_t hi)
     if (hi >= 0)
         all = tern_gr_or(g, all, natural(g, lo > 0 ? (uint64_t)lo : 0, (uint64_t)hi));
     return all;
+}
+
+/* Some have thousands of states, and schemas name the same bounds, or none, again and again. */
+struct tern_gr_frag tern_gr_integers(tern_grammar *g, int64_t lo, int64_t hi)
+{
+    for (size_t i = 0; i < g->n_wholes; i++)
+        if (g->wholes[i].lo == lo && g->wholes[i].hi == hi)
+            return tern_gr_call(g, g->wholes[i].rule);
+    uint32_t rule = tern_gr_rule(g, integers(g, lo, hi));
+    if (g->rc == 0)
+        g->rc = tern_grow(&g->wholes, &g->cap_wholes, g->n_wholes + 1, sizeof *g->wholes, &g->err);
+    if (g->rc == 0)
+        g->wholes[g->n_wholes++] = (struct tern_gr_whole){lo, hi, rule};
+    return tern_gr_call(g, rule);
 }

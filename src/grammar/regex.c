@@ -85,6 +85,28 @@ static bool add_class(struct regex *r, int letter, struct tern_gr_chars *c)
     return true;
 }
 
+/* Behind \u.  Two of four digits may be the halves of one character. */
+static uint32_t take_unicode(struct regex *r)
+{
+    bool braces = peek(r) == '{';
+    r->at += braces;
+    uint32_t cp = take_hex(r, braces ? 1 : 4, braces ? 6 : 4);
+    if (braces && peek(r) != '}')
+        (void)refuse(r, TERN_EINVAL, "an escape lacks its brace");
+    r->at += braces;
+    size_t end = r->at;
+    if (braces || cp < 0xD800 || cp > 0xDBFF || !next_is(r, "\\u") || tern_gr_failed(r->g))
+        return cp;
+    if (end + 2 < r->n && r->text[end + 2] == '{')
+        return cp;
+    r->at += 2;
+    uint32_t low = take_hex(r, 4, 4);
+    if (low >= 0xDC00 && low <= 0xDFFF)
+        return 0x10000 + ((cp - 0xD800) << 10) + (low - 0xDC00);
+    r->at = end;
+    return cp;
+}
+
 /* Behind a backslash: a class into c and true, or one character into *cp. */
 static bool take_escape(struct regex *r, struct tern_gr_chars *c, uint32_t *cp)
 {
@@ -114,12 +136,7 @@ static bool take_escape(struct regex *r, struct tern_gr_chars *c, uint32_t *cp)
         *cp = take_hex(r, 2, 2);
     } else if (e == 'u') {
         r->at++;
-        bool braces = peek(r) == '{';
-        r->at += braces;
-        *cp = take_hex(r, braces ? 1 : 4, braces ? 6 : 4);
-        if (braces && peek(r) != '}')
-            (void)refuse(r, TERN_EINVAL, "an escape lacks its brace");
-        r->at += braces;
+        *cp = take_unicode(r);
     } else if ((e >= '0' && e <= '9') || (e >= 'a' && e <= 'z') || (e >= 'A' && e <= 'Z')) {
         (void)refuse(r, TERN_EUNSUPPORTED, "this escape is not supported");
     } else {

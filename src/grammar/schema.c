@@ -1,6 +1,7 @@
 /* JSON schemas, draft 2020-12: the part of it that is a grammar. */
 #include "grammar/schema.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +21,19 @@ struct tern_gr_frag tern_schema_refuse(struct schema *s, int code, const char *f
         (void)tern_gr_fail(s->g, code, "the schema, at %s: %s", *s->path ? s->path : "its root", text);
     }
     return (struct tern_gr_frag){0};
+}
+
+struct tern_gr_frag tern_schema_never(struct schema *s, const char *fmt, ...)
+{
+    if (!*s->g->why) {
+        va_list args;
+        char text[120];
+        va_start(args, fmt);
+        (void)vsnprintf(text, sizeof text, fmt, args);
+        va_end(args);
+        (void)snprintf(s->g->why, sizeof s->g->why, "at %s: %s", *s->path ? s->path : "its root", text);
+    }
+    return tern_gr_never(s->g);
 }
 
 /* ---- keywords ---------------------------------------------------------------------------------------------------- */
@@ -62,7 +76,7 @@ bool tern_schema_is_note(const char *keyword)
     return among(notes, sizeof notes / sizeof *notes, keyword);
 }
 
-static void check_keywords(struct schema *s, const json_t *v)
+void tern_schema_check_keywords(struct schema *s, const json_t *v)
 {
     const char *key;
     json_t *x;
@@ -86,10 +100,10 @@ static size_t n_rules(const json_t *v)
 uint32_t tern_schema_count(struct schema *s, const json_t *v, const char *keyword, uint32_t otherwise)
 {
     const json_t *x = json_object_get(v, keyword);
-    json_int_t n = json_is_real(x) ? (json_int_t)json_real_value(x) : json_integer_value(x);
+    const double n = json_number_value(x);
     if (!x)
         return otherwise;
-    if (!json_is_number(x) || n < 0 || json_number_value(x) != (double)n) {
+    if (!json_is_number(x) || n < 0 || n != floor(n)) {
         (void)tern_schema_refuse(s, TERN_EINVAL, "%s must be a whole number", keyword);
         return otherwise;
     }
@@ -187,7 +201,7 @@ static bool is_of(const json_t *v, const char *type)
     if (strcmp(type, "number") == 0)
         return json_is_number(v);
     if (strcmp(type, "integer") == 0)
-        return json_is_integer(v) || (json_is_real(v) && json_real_value(v) == (double)(int64_t)json_real_value(v));
+        return json_is_integer(v) || (json_is_real(v) && json_real_value(v) == floor(json_real_value(v)));
     static const char *const names[] = {
         [JSON_OBJECT] = "object", [JSON_ARRAY] = "array",  [JSON_STRING] = "string", [JSON_INTEGER] = "",
         [JSON_REAL] = "",         [JSON_TRUE] = "boolean", [JSON_FALSE] = "boolean", [JSON_NULL] = "null"};
@@ -231,7 +245,7 @@ static struct tern_gr_frag values(struct schema *s, const json_t *v)
     }
     json_array_foreach(list, i, x)
     {
-        if (!fits_type(types, x) || (one && !json_equal(one, x)) || s->g->rc < 0)
+        if (!fits_type(types, x) || (one && !tern_schema_same(one, x)) || s->g->rc < 0)
             continue;
         if (strlen(json_is_string(x) ? json_string_value(x) : "") < json_string_length(x))
             (void)tern_schema_refuse(s, TERN_EUNSUPPORTED, "enum has a text with a NUL character");
@@ -288,40 +302,6 @@ static unsigned type_bits(const json_t *v)
     return of_values ? bits & of_values : bits;
 }
 
-static bool lists(const json_t *v, const json_t *x)
-{
-    size_t i;
-    json_t *y;
-    json_array_foreach(json_object_get(v, "enum"), i, y)
-    {
-        if (json_equal(x, y))
-            return true;
-    }
-    const json_t *one = json_object_get(v, "const");
-    return one && json_equal(one, x);
-}
-
-static bool has_values(const json_t *v)
-{
-    return json_object_get(v, "enum") || json_object_get(v, "const");
-}
-
-/* Do they list different values? */
-static bool other_values(const json_t *a, const json_t *b)
-{
-    size_t i;
-    json_t *x;
-    const json_t *one = json_object_get(a, "const");
-    if (!has_values(a) || !has_values(b) || (one && lists(b, one)))
-        return false;
-    json_array_foreach(json_object_get(a, "enum"), i, x)
-    {
-        if (lists(b, x))
-            return false;
-    }
-    return true;
-}
-
 static bool requires(const json_t *v, const char *name)
 {
     size_t i;
@@ -344,36 +324,86 @@ static bool disjoint(struct schema *s, const json_t *a, const json_t *b)
     b = behind_refs(s, b);
     if (!json_is_object(a) || !json_is_object(b))
         return json_is_false(a) || json_is_false(b);
-    if (!(type_bits(a) & type_bits(b)) || other_values(a, b))
+    if (!(type_bits(a) & type_bits(b)) || tern_schema_other_values(a, b))
         return true;
     if (type_bits(a) != 1 || type_bits(b) != 1)
         return false;
     json_object_foreach(json_object_get(a, "properties"), key, x)
     {
         const json_t *y = json_object_get(json_object_get(b, "properties"), key);
-        if (y && requires(a, key) && requires(b, key) && other_values(behind_refs(s, x), behind_refs(s, y)))
+        if (y && requires(a, key) && requires(b, key) && tern_schema_other_values(behind_refs(s, x), behind_refs(s, y)))
             return true;
     }
     return false;
+}
+
+static void refuse_one_of(struct schema *s, size_t a, size_t b)
+{
+    (void)tern_schema_refuse(s, TERN_EUNSUPPORTED,
+                             "oneOf is supported where no value fits two of its schemas, which is not sure of"
+                             " number %zu and number %zu; anyOf need not be so",
+                             a < b ? a : b, a < b ? b : a);
+}
+
+/* The values that number i lists, into seen: value -> number. */
+static void see_values(struct schema *s, json_t *seen, const json_t *v, size_t i)
+{
+    json_t *list = tern_schema_listed(v), *x;
+    size_t k;
+    json_array_foreach(list, k, x)
+    {
+        if (tern_gr_failed(s->g) || !fits_type(json_object_get(v, "type"), x))
+            continue;
+        char *key = tern_schema_key(x);
+        const json_t *before = json_object_get(seen, key);
+        if (before && (size_t)json_integer_value(before) != i)
+            refuse_one_of(s, (size_t)json_integer_value(before), i);
+        else if (json_object_set_new(seen, key, json_integer((json_int_t)i)) < 0)
+            (void)tern_schema_refuse(s, TERN_ENOMEM, "out of memory");
+        free(key);
+    }
+    json_decref(list);
+}
+
+/* Those that list values are looked up, for they may be many; only the others are held against each one. */
+static void check_one_of(struct schema *s, const json_t *list)
+{
+    json_t *seen = json_object(), *x, *y;
+    size_t i, k;
+    json_array_foreach(list, i, x)
+    {
+        const json_t *v = tern_gr_late(s->g) ? NULL : behind_refs(s, x);
+        if (tern_schema_has_values(v))
+            see_values(s, seen, v, i);
+    }
+    json_decref(seen);
+    json_array_foreach(list, i, x)
+    {
+        if (tern_gr_failed(s->g) || tern_schema_has_values(behind_refs(s, x)))
+            continue;
+        json_array_foreach(list, k, y)
+        {
+            if (k == i || (k > i && !tern_schema_has_values(behind_refs(s, y))))
+                continue; /* its turn is later */
+            if (tern_gr_late(s->g))
+                return;
+            if (!disjoint(s, x, y))
+                refuse_one_of(s, i, k);
+        }
+    }
 }
 
 static struct tern_gr_frag alternatives(struct schema *s, json_t *v, const char *keyword)
 {
     json_t *list = json_object_get(v, keyword), *x, *rest = json_copy(v);
     struct tern_gr_frag all = tern_gr_never(s->g);
-    size_t i, k, n = json_array_size(list);
+    size_t i, n = json_array_size(list);
     (void)json_array_append_new(s->made, rest);
     (void)json_object_del(rest, keyword);
     if (!json_is_array(list) || n == 0)
         return tern_schema_refuse(s, TERN_EINVAL, "%s must be a list with at least one schema", keyword);
-    for (i = 0; keyword[0] == 'o' && i < n; i++)
-        for (k = 0; k < i && !tern_gr_failed(s->g); k++)
-            if (!disjoint(s, json_array_get(list, i), json_array_get(list, k)))
-                return tern_schema_refuse(
-                    s, TERN_EUNSUPPORTED,
-                    "oneOf is supported where no value fits two of its schemas, which is not sure of"
-                    " number %zu and number %zu; anyOf need not be so",
-                    k, i);
+    if (keyword[0] == 'o')
+        check_one_of(s, list);
     bool alone = n_rules(rest) == 0;
     json_array_foreach(list, i, x)
     {
@@ -464,7 +494,7 @@ static struct tern_gr_frag types(struct schema *s, const json_t *v)
 static struct tern_gr_frag object_schema(struct schema *s, json_t *v)
 {
     const char *ref = json_string_value(json_object_get(v, "$ref"));
-    check_keywords(s, v);
+    tern_schema_check_keywords(s, v);
     if (tern_gr_failed(s->g))
         return (struct tern_gr_frag){0};
     if (json_object_get(v, "$ref") && !ref)
@@ -484,13 +514,15 @@ static struct tern_gr_frag object_schema(struct schema *s, json_t *v)
         return alternatives(s, v, "anyOf");
     if (json_object_get(v, "oneOf"))
         return alternatives(s, v, "oneOf");
-    return has_values(v) ? values(s, v) : types(s, v);
+    return tern_schema_has_values(v) ? values(s, v) : types(s, v);
 }
 
 struct tern_gr_frag tern_schema_value(struct schema *s, json_t *v)
 {
     struct tern_gr_frag f;
     if (tern_gr_failed(s->g))
+        return (struct tern_gr_frag){0};
+    if (tern_gr_late(s->g))
         return (struct tern_gr_frag){0};
     if (++s->steps > MAX_STEPS)
         return tern_schema_refuse(s, TERN_ELIMIT, "it takes more than %d steps to read the schema", MAX_STEPS);

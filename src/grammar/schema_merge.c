@@ -40,36 +40,64 @@ static bool has_word(const json_t *list, const char *word)
     return false;
 }
 
+static const char *const type_names[] = {"object", "array", "string", "number", "integer", "boolean", "null"};
+
+/* A joined list of types may be empty, one that was written must not be. */
+static void check_types(struct schema *s, const json_t *types)
+{
+    size_t n = json_is_array(types) ? json_array_size(types) : 1;
+    for (size_t i = 0; i < n || n == 0; i++) {
+        const char *name = json_string_value(json_is_array(types) ? json_array_get(types, i) : types);
+        bool is = false;
+        for (size_t k = 0; name && k < 7; k++)
+            is |= strcmp(name, type_names[k]) == 0;
+        if (!name)
+            (void)tern_schema_refuse(s, TERN_EINVAL, "type must be a name, or a list of names");
+        else if (!is)
+            (void)tern_schema_refuse(s, TERN_EINVAL, "there is no type \"%.40s\"", name);
+        if (!is)
+            return;
+    }
+}
+
 static json_t *join_types(const json_t *a, const json_t *b)
 {
-    static const char *const names[] = {"object", "array", "string", "number", "integer", "boolean", "null"};
     json_t *out = json_array();
     for (size_t i = 0; i < 7; i++) {
-        bool number = has_word(a, "number") && has_word(b, "number"), integer = strcmp(names[i], "integer") == 0;
-        bool in_a = has_word(a, names[i]) || (integer && has_word(a, "number"));
-        bool in_b = has_word(b, names[i]) || (integer && has_word(b, "number"));
+        bool number = has_word(a, "number") && has_word(b, "number"), integer = strcmp(type_names[i], "integer") == 0;
+        bool in_a = has_word(a, type_names[i]) || (integer && has_word(a, "number"));
+        bool in_b = has_word(b, type_names[i]) || (integer && has_word(b, "number"));
         if (in_a && in_b && !(integer && number))
-            (void)json_array_append_new(out, json_string(names[i]));
+            (void)json_array_append_new(out, json_string(type_names[i]));
     }
     return out;
+}
+
+/* Have they no type or no value in common?  Then the rest need not be joined, which may not be possible. */
+static bool contradict(struct schema *s, const json_t *a, const json_t *b)
+{
+    const json_t *type_a = json_object_get(a, "type"), *type_b = json_object_get(b, "type");
+    const json_t *one_a = json_object_get(a, "const"), *one_b = json_object_get(b, "const");
+    bool types = false, values = one_a && one_b && !tern_schema_same(one_a, one_b);
+    if (type_a && type_b) {
+        json_t *joined = join_types(type_a, type_b);
+        types = json_array_size(joined) == 0;
+        json_decref(joined);
+        check_types(s, type_a);
+        check_types(s, type_b);
+    }
+    if (types || values) {
+        tern_schema_check_keywords(s, a);
+        tern_schema_check_keywords(s, b);
+        (void)tern_schema_never(s, "schemas that must both hold have other %s", types ? "types" : "constants");
+    }
+    return types || values;
 }
 
 static json_t *join_lists(const json_t *a, const json_t *b)
 {
     json_t *out = json_copy((json_t *)(uintptr_t)a);
     (void)json_array_extend(out, (json_t *)(uintptr_t)b);
-    return out;
-}
-
-static json_t *join_values(const json_t *a, const json_t *b)
-{
-    json_t *out = json_array(), *x, *y;
-    size_t i, k;
-    json_array_foreach(a, i, x) json_array_foreach(b, k, y)
-    {
-        if (json_equal(x, y))
-            (void)json_array_append(out, x);
-    }
     return out;
 }
 
@@ -109,6 +137,41 @@ static void join_members(json_t *out, const json_t *a, const json_t *b)
         (void)json_object_set(out, "additionalProperties", rest_b);
 }
 
+/* Where each may be missing: any value. */
+static json_t *both_or_one(json_t *a, json_t *b)
+{
+    if (json_is_false(a) || json_is_false(b))
+        return json_false();
+    return a && b ? both(a, b) : json_incref(a ? a : b ? b : json_true());
+}
+
+/* What a list says of its element i, NULL: nothing. */
+static json_t *element(const json_t *v, size_t i)
+{
+    const json_t *first = json_object_get(v, "prefixItems");
+    return i < json_array_size(first) ? json_array_get(first, i) : json_object_get(v, "items");
+}
+
+/* `items` of one holds for elements that prefixItems of the other names. */
+static void join_items(struct schema *s, json_t *out, const json_t *a, const json_t *b)
+{
+    const json_t *in_a = json_object_get(a, "prefixItems"), *in_b = json_object_get(b, "prefixItems");
+    json_t *rest_a = json_object_get(a, "items"), *rest_b = json_object_get(b, "items");
+    if ((in_a && !json_is_array(in_a)) || (in_b && !json_is_array(in_b)))
+        (void)tern_schema_refuse(s, TERN_EINVAL, "prefixItems must be a list of schemas");
+    if (json_is_array(rest_a) || json_is_array(rest_b))
+        (void)tern_schema_refuse(s, TERN_EUNSUPPORTED, "items as a list is not supported, it is prefixItems today");
+    if (in_a || in_b) {
+        size_t n = json_array_size(in_a) > json_array_size(in_b) ? json_array_size(in_a) : json_array_size(in_b);
+        json_t *first = json_array();
+        for (size_t i = 0; i < n; i++)
+            (void)json_array_append_new(first, both_or_one(element(a, i), element(b, i)));
+        (void)json_object_set_new(out, "prefixItems", first);
+    }
+    if (rest_a || rest_b)
+        (void)json_object_set_new(out, "items", both_or_one(rest_a, rest_b));
+}
+
 /* What becomes of a keyword that both have; NULL has failed. */
 static json_t *join_keyword(struct schema *s, const char *key, json_t *a, json_t *b)
 {
@@ -123,14 +186,14 @@ static json_t *join_keyword(struct schema *s, const char *key, json_t *a, json_t
         return join_types(a, b);
     if ((strcmp(key, "required") == 0 || strcmp(key, "allOf") == 0) && json_is_array(a) && json_is_array(b))
         return join_lists(a, b);
-    if (strcmp(key, "enum") == 0)
-        return join_values(a, b);
-    if (strcmp(key, "items") == 0)
-        return both(a, b);
+    if (strcmp(key, "const") == 0 && tern_schema_same(a, b))
+        return json_incref(a);
+    if (strcmp(key, "enum") == 0 && json_is_array(a) && json_is_array(b))
+        return tern_schema_common_values(a, b);
     for (size_t i = 0; i < 4; i++) {
         bool more = strcmp(key, most[i]) == 0;
         if ((more || strcmp(key, least[i]) == 0) && json_is_number(a) && json_is_number(b))
-            return json_incref((json_number_value(a) > json_number_value(b)) == more ? a : b);
+            return json_incref((tern_schema_compare(a, b) > 0) == more ? a : b);
     }
     return fail(s, key);
 }
@@ -156,10 +219,22 @@ static json_t *resolve(struct schema *s, json_t *v)
     return v;
 }
 
+/* Keywords that are joined with others. */
+static bool joined_apart(const char *key)
+{
+    static const char *const keys[] = {"properties", "additionalProperties", "prefixItems", "items"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(keys[i], key) == 0)
+            return true;
+    return false;
+}
+
 json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
 {
     const char *key;
     json_t *x, *joined;
+    if (tern_gr_late(s->g))
+        return NULL;
     if (++s->steps % 64 == 0)
         s->steps += 8; /* merging costs more than reading */
     if (++s->depth > TERN_GR_MAX_DEPTH) {
@@ -177,13 +252,13 @@ json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
         (void)tern_schema_refuse(s, TERN_EINVAL, "a schema is an object, true or false");
         return NULL;
     }
-    json_t *out = keep(s, json_copy(a));
-    if (!out)
-        return NULL;
+    json_t *out = keep(s, contradict(s, a, b) ? json_false() : json_copy(a));
+    if (!out || !json_is_object(out))
+        return out;
     json_object_foreach(b, key, x)
     {
         json_t *mine = json_object_get(a, key);
-        if (tern_schema_is_note(key) || strcmp(key, "properties") == 0 || strcmp(key, "additionalProperties") == 0)
+        if (tern_schema_is_note(key) || joined_apart(key))
             continue;
         joined = mine ? join_keyword(s, key, mine, x) : json_incref(x);
         if (!joined)
@@ -191,5 +266,6 @@ json_t *tern_schema_merge(struct schema *s, json_t *a, json_t *b)
         (void)json_object_set_new(out, key, joined);
     }
     join_members(out, a, b);
-    return out;
+    join_items(s, out, a, b);
+    return tern_gr_failed(s->g) ? NULL : out;
 }

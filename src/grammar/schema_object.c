@@ -143,7 +143,8 @@ static void list_members(struct object *o, const json_t *v, json_t *required, js
     json_object_foreach(properties, name, x)
     {
         bool needed = json_object_get(required, name) != NULL;
-        if (needed || !json_is_false(x))
+        /* One that is not allowed is listed where further members must have other names. */
+        if (needed || !json_is_false(x) || (rest && !json_is_false(rest)))
             add_member(o, name, x, needed);
     }
     json_object_foreach(required, name, x)
@@ -151,7 +152,7 @@ static void list_members(struct object *o, const json_t *v, json_t *required, js
         if (json_object_get(properties, name))
             continue;
         if (json_is_false(rest))
-            (void)tern_schema_refuse(s, TERN_EINVAL, "\"%.60s\" is required and not allowed", name);
+            (void)tern_schema_never(s, "\"%.60s\" is required and not allowed", name);
         add_member(o, name, rest, true);
     }
 }

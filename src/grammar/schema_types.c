@@ -70,7 +70,8 @@ struct tern_gr_frag tern_schema_string(struct schema *s, const json_t *v)
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-#define MOST ((int64_t)999999999999999999)
+#define MOST   ((int64_t)999999999999999999)
+#define TWO_63 9223372036854775808.0
 
 struct bounds {
     int64_t lo, hi;            /* whole; of integers both are included */
@@ -86,7 +87,16 @@ static int64_t round_bound(const json_t *x, bool up, bool *whole)
     if (json_is_integer(x))
         return (int64_t)json_integer_value(x);
     d = up ? ceil(d) : floor(d);
-    return d <= -9e18 ? INT64_MIN : d >= 9e18 ? INT64_MAX : (int64_t)d;
+    return d < -TWO_63 ? INT64_MIN : d >= TWO_63 ? INT64_MAX : (int64_t)d;
+}
+
+/* A bound that all numbers that are written violate, or whose neighbours, which other numbers need, have no place. */
+static bool too_far(const json_t *x, int64_t i, bool low, bool integer)
+{
+    double d = json_number_value(x);
+    if (json_is_real(x) && (low ? d >= TWO_63 : d < -TWO_63))
+        return true;
+    return !integer && (low ? i == INT64_MAX : i <= -INT64_MAX);
 }
 
 static void read_bound(struct schema *s, const json_t *v, const char *keyword, bool integer, struct bounds *b)
@@ -104,6 +114,10 @@ static void read_bound(struct schema *s, const json_t *v, const char *keyword, b
     int64_t i = round_bound(x, low, &whole);
     if (!integer && !whole) {
         (void)tern_schema_refuse(s, TERN_EUNSUPPORTED, "%s that is not whole is supported for integers only", keyword);
+        return;
+    }
+    if (too_far(x, i, low, integer)) {
+        (void)tern_schema_refuse(s, TERN_EUNSUPPORTED, "%s is farther from 0 than 64 bits hold", keyword);
         return;
     }
     if (integer && excluded && whole) {
@@ -144,7 +158,7 @@ static struct tern_gr_frag between(tern_grammar *g, int64_t lo, bool beyond_lo, 
 struct tern_gr_frag tern_schema_number(struct schema *s, const json_t *v, bool integer)
 {
     static const char *const keywords[] = {"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"};
-    struct bounds b = {.lo = -MOST, .hi = MOST};
+    struct bounds b = {.lo = INT64_MIN, .hi = INT64_MAX};
     struct tern_gr_frag all = tern_gr_never(s->g);
     bool bounded = false;
     for (size_t i = 0; i < 4; i++) {
@@ -153,10 +167,15 @@ struct tern_gr_frag tern_schema_number(struct schema *s, const json_t *v, bool i
     }
     if (tern_gr_failed(s->g) || b.none)
         return all;
-    if (b.lo > MOST && b.hi == MOST)
-        b.hi = INT64_MAX;
-    if (b.hi < -MOST && b.lo == -MOST)
-        b.lo = INT64_MIN;
+    /* More digits are written only where a bound leaves no others. */
+    if (b.hi > MOST && b.lo <= MOST) {
+        b.hi = MOST;
+        b.beyond_hi = false;
+    }
+    if (b.lo < -MOST && b.hi >= -MOST) {
+        b.lo = -MOST;
+        b.beyond_lo = false;
+    }
     if (!bounded)
         return integer ? tern_gr_integers(s->g, -MOST, MOST) : tern_gr_json_number(s->g);
     if (integer)
