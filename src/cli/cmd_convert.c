@@ -1,4 +1,6 @@
 /* tern convert: a model file out of another. */
+#include <string.h>
+
 #include "cli/cli.h"
 #include "tern/convert.h"
 
@@ -30,6 +32,8 @@ int tern_cmd_convert(const struct tern_args *a, tern_error *err)
                              .no_tokenizer = a->v[TERN_OPT_NO_TOKENIZER].n > 0,
                              .progress = tern_progress_show,
                              .user = &progress};
+    if (strcmp(a->v[TERN_OPT_CONVERT_OUT].s, "-") == 0)
+        return tern_cli_usage(err, "--out -: a model is no stream; name a file");
     tern_signals_hold();
     int rc = tern_convert(a->v[TERN_OPT_MODEL].s, a->v[TERN_OPT_CONVERT_OUT].s, &p, &r, err);
     tern_progress_end(&progress);
