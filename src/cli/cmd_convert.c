@@ -33,7 +33,7 @@ int tern_cmd_convert(const struct tern_args *a, tern_error *err)
                              .progress = tern_progress_show,
                              .user = &progress};
     if (strcmp(a->v[TERN_OPT_CONVERT_OUT].s, "-") == 0)
-        return tern_cli_usage(err, "--out -: a model is no stream; name a file");
+        return tern_cli_usage(err, "-o -: a model is no stream; name a file");
     tern_signals_hold();
     int rc = tern_convert(a->v[TERN_OPT_MODEL].s, a->v[TERN_OPT_CONVERT_OUT].s, &p, &r, err);
     tern_progress_end(&progress);
