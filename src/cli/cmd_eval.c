@@ -99,9 +99,9 @@ int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
     TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_PPL_FILE].s, TERN_CLI_MAX_TEXT, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
     int ctx = tern_chunk_ctx(&s, &a->v[TERN_OPT_PPL_CTX]);
-    /* BOS belongs in front of every chunk, so the chunks get it and the text does not. */
+    /* Where texts begin with BOS, each chunk gets it and the text does not. */
     TERN_TRY(tern_setup_tokenize(s.model, &text, 0, a->v[TERN_OPT_PPL_FILE].s, &ids, err));
-    if (ids.len < (size_t)ctx)
+    if (ids.len + 1 < (size_t)ctx)
         TERN_FAIL(err, TERN_EINVAL, "%s: %zu tokens do not fill one chunk of %d (-c)", a->v[TERN_OPT_PPL_FILE].s,
                   ids.len, ctx);
     TERN_TRY(tern_setup_engine(&s, a, ctx, 1, err));

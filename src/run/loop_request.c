@@ -6,6 +6,7 @@
 #include "run/loop.h"
 
 #define MAX_STOP     64
+#define MAX_STOP_IDS 1000
 #define MAX_LOGPROBS 1024
 #define MOST_BORDERS 16 /* of a prompt at which steps end, about */
 
@@ -28,7 +29,7 @@ static int check_stop(const tern_request *r, tern_error *err)
 {
     int rc = 0;
     TERN_TRY(check_count("number of stop strings", r->n_stop, 0, MAX_STOP, err));
-    TERN_TRY(check_count("number of stop tokens", r->n_stop_ids, 0, MAX_STOP, err));
+    TERN_TRY(check_count("number of stop tokens", r->n_stop_ids, 0, MAX_STOP_IDS, err));
     for (int i = 0; i < r->n_stop; i++)
         if (!r->stop[i] || !*r->stop[i])
             TERN_FAIL(err, TERN_EINVAL, "stop string %d is empty", i);

@@ -402,11 +402,17 @@ static int count_kept(const tern_sampler *s, struct ranking *k, int n, bool all,
     return all ? n : -1;
 }
 
+/* Is it a top choice?  What cannot be picked is none, whatever the threshold. */
+static bool at_least(const struct candidate *c, double weight)
+{
+    return c->weight > 0 && c->weight >= weight;
+}
+
 /* XTC: how many of the likeliest m, which weigh `kept` together, go. */
 static int count_excluded(const tern_sampler *s, struct ranking *k, int m, double kept)
 {
     int n = 0;
-    while (n < m && ranked(k, n)->weight >= (double)s->p.xtc_threshold * kept)
+    while (n < m && at_least(ranked(k, n), (double)s->p.xtc_threshold * kept))
         n++;
     return n > 1 ? n - 1 : 0;
 }
@@ -481,9 +487,9 @@ static const float *without_top(tern_sampler *s, const float *x, float *max)
         const double high = (double)s->p.xtc_threshold * (sum + rest.high);
         const struct candidate *last = NULL; /* stays */
         for (int i = 0; i < n; i++) {
-            n_sure += s->cand[i].weight >= high;
-            n_may += s->cand[i].weight >= low;
-            if (s->cand[i].weight >= high && (!last || before(last, &s->cand[i])))
+            n_sure += at_least(&s->cand[i], high);
+            n_may += at_least(&s->cand[i], low);
+            if (at_least(&s->cand[i], high) && (!last || before(last, &s->cand[i])))
                 last = &s->cand[i];
         }
         if (rest.high > 0 && (n_sure != n_may || exp(-(double)drop) >= low))
@@ -493,7 +499,7 @@ static const float *without_top(tern_sampler *s, const float *x, float *max)
         if (x != s->work)
             memcpy(s->work, x, (size_t)s->n_vocab * sizeof *x);
         for (int i = 0; i < n; i++)
-            if (s->cand[i].weight >= high && &s->cand[i] != last)
+            if (at_least(&s->cand[i], high) && &s->cand[i] != last)
                 s->work[s->cand[i].id] = -INFINITY;
         *max = s->work[argmax(s, s->work)];
         return s->work;

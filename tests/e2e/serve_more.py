@@ -226,8 +226,21 @@ def test_embeddings(s):
         same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
 
 
+def test_draws(s):
+    asked = {"prompt": ["hello"] * 3, "max_tokens": 12, "temperature": 1, "ignore_eos": True}
+    texts = lambda **more: [c["text"] for c in s.post("/v1/completions", {**asked, **more}).json["choices"]]
+    same(len(set(texts())), 3, "equal prompts of a request draw apart")
+    same(len(set(texts(seed=4))), 1, "but for those with a seed")
+    check(texts(seed=-1) != texts(seed=-1), "-1 is no seed")
+    a = s.post("/v1/completions", {**asked, "prompt": "hello", "ignore_eos": False, "xtc_probability": 1, "xtc_threshold": 0,
+                                   "min_tokens": 5})
+    check(a.status == 200 and a.json["usage"]["completion_tokens"] >= 5, "what is masked is no top choice", a.body)
+    a = s.post("/v1/completions", {**asked, "stop_token_ids": list(range(260, 300)) * 3})
+    same(a.status, 200, a.body)
+
+
 with Server() as server:
-    for test in (test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
+    for test in (test_draws, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.stop(15), 0, "status after SIGTERM")

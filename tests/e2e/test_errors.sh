@@ -83,7 +83,8 @@ wrong "trained" run -m "$MODEL" -p x -c 1000000
 wrong "layer 9" run -m "$MODEL" -p x --kv l4,layers=9:f16
 
 # ---- ids ----
-wrong "name a file" convert -m "$MODEL" -o -
+run 2 "$TERN" convert -m "$MODEL" -o -
+one_line "tern: " "name a file"
 wrong "vocabulary" eval logits -m "$MODEL" --ids 1,999999 --out "$work/x.npy"
 wrong "none.txt" eval logits -m "$MODEL" --ids "@$work/none.txt" --out "$work/x.npy"
 wrong "no-such-dir" eval logits -m "$MODEL" --ids 1,2 --out "$work/no-such-dir/x.npy"

@@ -194,7 +194,7 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
     s->frequency_penalty = isnan(g->frequency) ? 0 : (float)g->frequency;
     if (g->penalty_last != TERN_ASK_UNSET)
         s->penalty_last = (int)g->penalty_last;
-    if (g->seed != INT64_MIN)
+    if (g->seed != INT64_MIN && g->seed != -1) /* which asks for another one each time in other servers */
         s->seed = (uint64_t)g->seed;
     else if (getrandom(&s->seed, sizeof s->seed, 0) != sizeof s->seed)
         return tern_fault_set(f, 500, NULL, NULL, "cannot draw a random seed: %s", strerror(errno));
@@ -288,8 +288,23 @@ void tern_ask_name(struct tern_job *j, const char *prefix)
     memcpy(j->id, id, sizeof id);
 }
 
+/* Of what templates write in any case: not what the assistant said, whose reasoning they drop. */
+static size_t bytes_of(const json_t *messages)
+{
+    size_t i, bytes = 0;
+    const json_t *m;
+    json_array_foreach(messages, i, m)
+    {
+        const char *role = json_string_value(json_object_get(m, "role"));
+        bytes += role && strcmp(role, "assistant") != 0 ? json_string_length(json_object_get(m, "content")) : 0;
+    }
+    return bytes;
+}
+
 int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
 {
+    if (tern_ask_check_bytes(j, bytes_of(j->ask->messages), "messages", f) < 0)
+        return -1;
     if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, &j->lanes[0].borders, f) < 0)
         return -1;
     make_reply(j->ask, &j->lanes[0].ids);

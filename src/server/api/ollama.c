@@ -117,7 +117,7 @@ static int read_options(struct tern_job *j, struct tern_fault *f)
         return tern_fault_set(f, 400, "invalid_value", "num_ctx",
                               "options.num_ctx: the server was started with a context of %d tokens (--ctx)", ctx);
     if (json_integer_value(json_object_get(options, "repeat_last_n")) == 0 && g->penalty_last == 0)
-        g->repetition = 1;  /* nothing is looked back at */
+        g->repetition = 1, g->presence = g->frequency = 0; /* nothing is looked back at */
     if (g->max_tokens == 0) /* "num_predict": 0 only reads the prompt; -1 and -2: until the context is full */
         g->max_completion_tokens = 0;
     g->max_tokens = g->max_tokens < 0 ? TERN_ASK_UNSET : g->max_tokens;
@@ -162,7 +162,7 @@ static int read_request(struct tern_job *j, const struct tern_field *table, stru
 {
     if (tern_ask_read(j, table, f) < 0 || tern_ollama_keep_alive(j->ask->keep_alive, &j->keep_s, f) < 0)
         return -1;
-    if (!json_object_get(j->root, "stream"))
+    if (!json_object_get(j->root, "stream") || json_is_null(json_object_get(j->root, "stream")))
         j->ask->stream = true; /* its default */
     if (read_options(j, f) < 0 || read_think(j, f) < 0 || read_format(j->ask, f) < 0)
         return -1;
