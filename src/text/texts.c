@@ -68,8 +68,8 @@ static int template_of(const struct tern_buf *json, const char *which, const cha
 {
     int rc = 0;
     json_error_t e;
-    json_t *root = json_loadb(json->p, json->len, JSON_REJECT_DUPLICATES, &e);
-    if (!root)
+    json_t *root = json_loadb(json->p, json->len, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &e);
+    if (!root) /* numbers of any size are none of ours */
         return tern_err_set(err, TERN_EFORMAT, "%s: malformed JSON: %s (line %d, column %d)", name, e.text, e.line,
                             e.column);
     const json_t *t = json_object_get(root, "chat_template");

@@ -40,14 +40,17 @@ static int read_dtype(const struct header *h, struct tern_tensor *t, const json_
                             tern_name_show(name).text);
 }
 
-/* The shape counts from the outside, dims from the inside; a scalar is a vector of one element. */
+#define MOST_DIMS 8 /* of towers that are not read */
+
+/* The shape counts from the outside, dims from the inside; a scalar is a vector of one element, and what is further out
+ * than dims go is all in the last of them. */
 static int read_shape(const struct header *h, struct tern_tensor *t, const json_t *j, tern_error *err)
 {
     size_t n = json_array_size(j), product = t->n_bytes;
-    if (!json_is_array(j) || n > TERN_MAX_DIMS)
+    if (!json_is_array(j) || n > MOST_DIMS)
         return tern_cursor_fail(&h->c, TERN_NO_OFFSET, TERN_EFORMAT, err, "its shape is no list of at most %d numbers",
-                                TERN_MAX_DIMS);
-    t->n_dims = n ? (int)n : 1;
+                                MOST_DIMS);
+    t->n_dims = n > TERN_MAX_DIMS ? TERN_MAX_DIMS : n ? (int)n : 1;
     for (int i = 0; i < TERN_MAX_DIMS; i++)
         t->dims[i] = 1;
     for (size_t i = 0; i < n; i++) {
@@ -60,7 +63,7 @@ static int read_shape(const struct header *h, struct tern_tensor *t, const json_
             return tern_cursor_fail(&h->c, TERN_NO_OFFSET, TERN_EFORMAT, err,
                                     "number %zu of its shape is %lld, which makes the tensor too large", i,
                                     (long long)v);
-        t->dims[n - 1 - i] = v;
+        t->dims[n - 1 - i < TERN_MAX_DIMS ? n - 1 - i : TERN_MAX_DIMS - 1] *= v;
     }
     t->n_bytes = product;
     return 0;

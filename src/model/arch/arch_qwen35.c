@@ -168,11 +168,24 @@ const struct tern_hf_number tern_hf_qwen35_numbers[] = {{"context_length", 32768
                                                         {"expert_shared_feed_forward_length", 512},
                                                         {0}};
 
+/* The same but for experts: who reads a file of this model takes it for one with experts where it counts them. */
+static const struct tern_hf_number dense_numbers[] = {{"context_length", 32768},
+                                                      {"attention.key_length", 256},
+                                                      {"attention.value_length", 256},
+                                                      {"attention.layer_norm_rms_epsilon", 1e-6},
+                                                      {"partial_rotary_factor", 0.25},
+                                                      {"ssm.conv_kernel", 4},
+                                                      {"ssm.group_count", 16},
+                                                      {"ssm.time_step_rank", 32},
+                                                      {"ssm.state_size", 128},
+                                                      {"linear_value_head_dim", 128},
+                                                      {0}};
+
 static const struct tern_hf_family families[] = {
     {.model_type = "qwen3_5_text",
      .act = "silu",
      .modules = tern_hf_qwen35_modules,
-     .silent = tern_hf_qwen35_numbers,
+     .silent = dense_numbers,
      .elsewhere = tern_hf_qwen35_elsewhere,
      .more = tern_hf_qwen35,
      .mtp = &tern_hf_qwen35_mtp,

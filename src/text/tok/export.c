@@ -176,10 +176,30 @@ out:
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
+/* User-defined tokens of vocabularies with marks for spaces stand there with spaces: they are found in the text as it
+ * is.  *text: what they are then, to be freed. */
+static int undo_marks(const struct tern_tokenizer *t, struct tern_str *tokens, int n, char **text, tern_error *err)
+{
+    size_t all = 0, used = 0;
+    if (t->algo != TERN_TOK_CHAR_BPE)
+        return 0;
+    for (int i = 0; i < n; i++)
+        all += t->type[i] == TERN_TOK_USER ? tokens[i].n : 0;
+    int rc = tern_alloc(text, all + 1, 1, err);
+    for (int i = 0; rc == 0 && i < n; i++)
+        if (t->type[i] == TERN_TOK_USER) {
+            const size_t len = tern_tok_undo_marks(tokens[i].p, tokens[i].n, *text + used);
+            tokens[i] = (struct tern_str){*text + used, len};
+            used += len;
+        }
+    return rc;
+}
+
 static int put_tokens(struct tern_gguf *g, const struct tern_tokenizer *t, int n_rows, tern_error *err)
 {
     int rc = 0;
     const size_t n = (size_t)n_rows;
+    char *undone = NULL;
     struct tern_str *tokens = NULL;
     struct tern_buf names = {0};
     int32_t *types = NULL;
@@ -192,6 +212,7 @@ static int put_tokens(struct tern_gguf *g, const struct tern_tokenizer *t, int n
         if (tokens[i].n == 0) /* ids without a token: readers want names that differ */
             TERN_TRY(tern_buf_addf(&names, err, "[PAD%d]", (int)i));
     }
+    TERN_TRY(undo_marks(t, tokens, n_rows < t->n_vocab ? n_rows : t->n_vocab, &undone, err));
     const char *next = names.p;
     for (size_t i = 0; i < n; i++)
         if (tokens[i].n == 0) {
@@ -203,6 +224,7 @@ static int put_tokens(struct tern_gguf *g, const struct tern_tokenizer *t, int n
     TERN_TRY(tern_gguf_put_i32s(g, KEY "token_type", types, n, err));
 out:
     tern_buf_clear(&names);
+    tern_free(undone);
     tern_free(tokens);
     tern_free(types);
     return rc;

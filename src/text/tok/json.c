@@ -34,7 +34,9 @@ static int parse(const struct tern_tok_json *j, const char *file, const struct t
     if (s->n > MAX_FILE)
         return tern_err_set(err, TERN_ELIMIT, "%s: %s has %zu bytes; at most %d are possible", j->name, file, s->n,
                             MAX_FILE);
-    json_t *root = json_loadb(s->p, s->n, JSON_ALLOW_NUL, &e);
+    /* tokenizer_config.json says "no limit" as an integer of 100 bits, and no number of it is read. */
+    const size_t config = strcmp(file, "tokenizer_config.json") == 0 ? JSON_DECODE_INT_AS_REAL : 0;
+    json_t *root = json_loadb(s->p, s->n, JSON_ALLOW_NUL | config, &e);
     if (!root || !json_is_object(root)) {
         json_decref(root);
         return tern_err_set(err, TERN_EFORMAT, "%s: %s is not a JSON object: %s (line %d, column %d)", j->name, file,

@@ -14,8 +14,11 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-#define SPACES   "\\t-\\r\\x{85}\\p{Z}"
-#define WORD     "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
+#define SPACES "\\t-\\r\\x{85}\\p{Z}"
+/* As Oniguruma has it: some numbers above and below a line, and letters in circles and squares. */
+#define WORD                                                                                   \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{B2}\\x{B3}\\x{B9}\\x{BC}-\\x{BE}\\x{24B6}-\\x{24E9}" \
+    "\\x{1F130}-\\x{1F149}\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
 #define BOUNDARY "(?:(?<=[" WORD "])(?![" WORD "])|(?<![" WORD "])(?=[" WORD "]))"
 
 enum {
