@@ -113,7 +113,10 @@ void tern_request_tell(struct tern_request_run *q, const tern_event *e)
 static int on_text(void *user, const char *text, size_t n)
 {
     struct tern_choice *c = user;
-    tern_request_tell(c->request, &(tern_event){.kind = TERN_EVENT_TEXT, .choice = c->index, .text = text, .n = n});
+    tern_request_tell(
+        c->request,
+        &(tern_event){
+            .kind = TERN_EVENT_TEXT, .choice = c->index, .text = text, .n = n, .n_generated = c->gen.n_generated});
     return 0;
 }
 
@@ -125,7 +128,12 @@ static int on_reply(void *user, const tern_reply_event *e)
         [TERN_REPLY_CALL_END] = TERN_EVENT_CALL_END,     [TERN_REPLY_NOTICE] = TERN_EVENT_NOTICE,
     };
     struct tern_choice *c = user;
-    tern_event out = {.kind = kinds[e->kind], .choice = c->index, .text = e->text, .n = e->n, .call = e->index};
+    tern_event out = {.kind = kinds[e->kind],
+                      .choice = c->index,
+                      .text = e->text,
+                      .n = e->n,
+                      .call = e->index,
+                      .n_generated = c->gen.n_generated};
     if (e->kind == TERN_REPLY_CALL_BEGIN) {
         out.text = NULL;
         out.n = 0;

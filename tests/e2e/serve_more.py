@@ -226,6 +226,16 @@ def test_embeddings(s):
         same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
 
 
+def test_said_back(s):
+    a = s.post("/v1/responses", {"input": "hello", "max_output_tokens": 3, "metadata": {"k": "v"}, "user": "me", "temperature": 0}).json
+    same((a["status"], a["output"][-1]["status"], a["metadata"], a["user"]), ("incomplete", "incomplete", {"k": "v"}, "me"), a)
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "stream": True, "ignore_eos": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    counts = [json.loads(line[6:])["usage"]["completion_tokens"] for line in s.post("/v1/chat/completions", body).body.decode().splitlines()
+              if line.startswith("data: {")]
+    check(counts == sorted(counts) and counts[-1] == counts[-2] == 9, "tokens so far", counts)
+
+
 def test_draws(s):
     asked = {"prompt": ["hello"] * 3, "max_tokens": 12, "temperature": 1, "ignore_eos": True}
     texts = lambda **more: [c["text"] for c in s.post("/v1/completions", {**asked, **more}).json["choices"]]
@@ -240,7 +250,7 @@ def test_draws(s):
 
 
 with Server() as server:
-    for test in (test_draws, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
+    for test in (test_said_back, test_draws, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.stop(15), 0, "status after SIGTERM")

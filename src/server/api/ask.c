@@ -13,8 +13,9 @@ struct tern_ask *tern_ask_new(void)
     struct tern_ask *g = calloc(1, sizeof *g);
     if (!g)
         return NULL;
-    g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = g->top_k = TERN_ASK_UNSET;
+    g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = TERN_ASK_UNSET;
     g->top_logprobs = g->penalty_last = TERN_ASK_UNSET;
+    g->top_k = TERN_ASK_NO_TOP_K;
     g->seed = INT64_MIN;
     g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence =
         g->frequency = NAN;
@@ -186,7 +187,7 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
         s->xtc_probability = (float)g->xtc_probability;
     if (!isnan(g->xtc_threshold))
         s->xtc_threshold = (float)g->xtc_threshold;
-    if (g->top_k != TERN_ASK_UNSET || json_object_get(j->root, "top_k"))
+    if (g->top_k != TERN_ASK_NO_TOP_K)
         s->top_k = g->top_k > 0 ? (int)g->top_k : 0; /* -1 says "all" in vLLM's API, 0 here */
     if (!isnan(g->repetition))
         s->repetition_penalty = (float)g->repetition;

@@ -7,9 +7,10 @@
 
 #include "server/server_impl.h"
 
-#define TERN_ASK_UNSET   (-1)
-#define TERN_MAX_STOPS   64
-#define TERN_MAX_LOGPROB 20
+#define TERN_ASK_UNSET    (-1)
+#define TERN_ASK_NO_TOP_K (-2) /* of which -1 says all */
+#define TERN_MAX_STOPS    64
+#define TERN_MAX_LOGPROB  20
 
 /* What the output must follow. */
 enum tern_ask_rule {

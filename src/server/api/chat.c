@@ -143,7 +143,7 @@ static void open_stream(struct tern_job *j)
 
 static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e)
 {
-    c->n_parts++; /* about one a token */
+    c->n_parts = e->n_generated; /* tokens so far */
     switch (e->kind) {
     case TERN_EVENT_TEXT:
         send_delta(j, c, json_pack("{so}", "content", tern_json_chars(e->text, e->n)), NULL);
@@ -171,6 +171,7 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
 
 static void choice_end(struct tern_job *j, struct tern_choice *c)
 {
+    c->n_parts = c->end.n_generated;
     send_delta(j, c, json_object(), tern_finish_openai(c));
 }
 

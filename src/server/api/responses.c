@@ -25,7 +25,7 @@ static const struct tern_field fields[] = {
     {"include", TERN_FIELD_ARR, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"store", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"truncation", TERN_FIELD_STR, AT(text), 0, 0, NULL},
-    {"user", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
+    {"user", TERN_FIELD_STR, AT(user), 0, 0, NULL},
     {"service_tier", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"prompt_cache_key", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"previous_response_id", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, no_state},
@@ -182,6 +182,7 @@ static json_t *number_or_null(double v)
 static json_t *response(const struct tern_job *j, const char *status)
 {
     const struct tern_ask *g = j->ask;
+    json_t *metadata = json_object_get(j->root, "metadata");
     bool over = strcmp(status, "in_progress") != 0, cut = strcmp(status, "incomplete") == 0;
     json_t *usage =
         over ? json_pack("{si s{si} si s{si} si}", "input_tokens", j->n_prompt, "input_tokens_details", "cached_tokens",
@@ -196,13 +197,15 @@ static json_t *response(const struct tern_job *j, const char *status)
                           tern_json_cstr(j->served->name), "output", json_copy(j->items), "parallel_tool_calls",
                           g->parallel_calls, "previous_response_id", "temperature", number_or_null(g->temperature),
                           "store", 0, "top_p", number_or_null(g->top_p));
-    json_t *more = json_pack(
-        "{so so ss so s{} sn s{so sn} s{so}}", "tool_choice",
-        g->tool_choice ? json_incref(g->tool_choice) : json_string("auto"), "tools",
-        json_is_array(json_object_get(j->root, "tools")) ? json_incref(json_object_get(j->root, "tools"))
-                                                         : json_array(),
-        "truncation", "disabled", "usage", usage, "metadata", "user", "reasoning", "effort", tern_json_cstr(g->effort),
-        "summary", "text", "format", g->format ? json_incref(g->format) : json_pack("{ss}", "type", "text"));
+    json_t *more =
+        json_pack("{so so ss so so so s{so sn} s{so}}", "tool_choice",
+                  g->tool_choice ? json_incref(g->tool_choice) : json_string("auto"), "tools",
+                  json_is_array(json_object_get(j->root, "tools")) ? json_incref(json_object_get(j->root, "tools"))
+                                                                   : json_array(),
+                  "truncation", "disabled", "usage", usage, "metadata",
+                  json_is_object(metadata) ? json_incref(metadata) : json_object(), "user", tern_json_cstr(g->user),
+                  "reasoning", "effort", tern_json_cstr(g->effort), "summary", "text", "format",
+                  g->format ? json_incref(g->format) : json_pack("{ss}", "type", "text"));
     (void)json_object_update_new(r, more);
     return r;
 }
@@ -241,7 +244,7 @@ static json_t *content_part(const struct tern_choice *c)
                 : json_pack("{ss so}", "type", "reasoning_text", "text", t);
 }
 
-static void close_item(struct tern_job *j, struct tern_choice *c)
+static void close_item(struct tern_job *j, struct tern_choice *c, const char *status)
 {
     json_t *item = json_array_get(j->items, (size_t)c->n_parts);
     if (!c->part)
@@ -261,7 +264,7 @@ static void close_item(struct tern_job *j, struct tern_choice *c)
             with(at_item(j, c), json_pack("{si sO}", "content_index", 0, "part", part)));
         (void)json_object_set_new(item, "content", json_pack("[o]", part));
     }
-    (void)json_object_set_new(item, "status", json_string("completed"));
+    (void)json_object_set_new(item, "status", json_string(status));
     say(j, "response.output_item.done", json_pack("{si so}", "output_index", c->n_parts, "item", json_deep_copy(item)));
     c->part = 0;
     c->n_parts++;
@@ -270,7 +273,7 @@ static void close_item(struct tern_job *j, struct tern_choice *c)
 static void open_item(struct tern_job *j, struct tern_choice *c, const tern_event *e)
 {
     char id[80];
-    close_item(j, c);
+    close_item(j, c, "completed");
     c->part = (int)e->kind;
     const char *prefix = c->part == TERN_EVENT_TEXT ? "msg" : c->part == TERN_EVENT_REASONING ? "rs" : "fc";
     (void)snprintf(id, sizeof id, "%s_%s_%d", prefix, j->id + 5, c->n_parts);
@@ -316,7 +319,7 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
             with(at_item(j, c), json_pack("{so}", "delta", tern_json_chars(e->text, e->n))));
         break;
     case TERN_EVENT_CALL_END:
-        close_item(j, c);
+        close_item(j, c, "completed");
         break;
     default:
         break;
@@ -329,15 +332,19 @@ static void open_stream(struct tern_job *j)
     say(j, "response.in_progress", json_pack("{so}", "response", response(j, "in_progress")));
 }
 
+static bool was_cut(const struct tern_choice *c)
+{
+    return c->end.finish == TERN_FINISH_LENGTH || c->end.finish == TERN_FINISH_CONTEXT;
+}
+
 static void choice_end(struct tern_job *j, struct tern_choice *c)
 {
-    close_item(j, c);
+    close_item(j, c, was_cut(c) ? "incomplete" : "completed");
 }
 
 static void end(struct tern_job *j)
 {
-    const struct tern_choice *c = &j->choices[0];
-    bool cut = c->end.finish == TERN_FINISH_LENGTH || c->end.finish == TERN_FINISH_CONTEXT;
+    const bool cut = was_cut(&j->choices[0]);
     if (!j->stream)
         tern_job_answer(j, response(j, cut ? "incomplete" : "completed"));
     else
