@@ -209,13 +209,14 @@ static int put_tokens(struct tern_gguf *g, const struct tern_tokenizer *t, int n
         types[i] = i < t->n_vocab ? t->type[i] : TERN_TOK_UNUSED;
         if (i < t->n_vocab)
             tokens[i].p = tern_tok_string(&t->piece, i, &tokens[i].n);
-        if (tokens[i].n == 0) /* ids without a token: readers want names that differ */
-            TERN_TRY(tern_buf_addf(&names, err, "[PAD%d]", (int)i));
     }
     TERN_TRY(undo_marks(t, tokens, n_rows < t->n_vocab ? n_rows : t->n_vocab, &undone, err));
+    for (int32_t i = 0; i < n_rows; i++)
+        if (tokens[i].n == 0) /* ids without a token: readers want names that differ */
+            TERN_TRY(tern_buf_addf(&names, err, "[PAD%d]", (int)i));
     const char *next = names.p;
     for (size_t i = 0; i < n; i++)
-        if (tokens[i].n == 0) {
+        if (tokens[i].n == 0 && next) {
             tokens[i].p = next;
             tokens[i].n = (size_t)(strchr(next, ']') + 1 - next);
             next += tokens[i].n;
