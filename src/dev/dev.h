@@ -137,10 +137,12 @@ struct tern_dev_ops {
      * start: what is queued begins, whatever it waits for.
      * join: d[0..n), prepared, will gather; TERN_EUNSUPPORTED with a reason where these cannot.
      * gather, in a step: x[i] is d[i]'s memory for the same rows, of which it has the columns [bound[i], bound[i + 1]),
-     * multiples of 16 but for the last; after it each has all of rows [0, n_rows).  It is queued on all of them. */
+     * multiples of 16 but for the last; true: each has all of rows [0, n_rows) after it.  It is queued on all of them.
+     * product: what comes next on each is matmul of these prompt rows in 16 bits; it may bring them for that alone. */
     void (*start)(struct tern_dev *d);
     int (*join)(struct tern_dev *const *d, int n, tern_error *err);
-    void (*gather)(struct tern_dev *const *d, int n, const struct tern_dev_rows *x, const int *bound, int n_rows);
+    bool (*gather)(struct tern_dev *const *d, int n, const struct tern_dev_rows *x, const int *bound, int n_rows,
+                   bool product);
 
     /* A step: all operations below come between begin and end.  Rows that the next one writes are gone, all of them. */
     void (*begin)(struct tern_dev *d, const struct tern_dev_step *s);
@@ -154,8 +156,7 @@ struct tern_dev_ops {
                  int n_rows);
     /* y[row] = a[row] + b[row]. */
     void (*add)(struct tern_dev *d, struct tern_dev_rows y, struct tern_dev_rows a, struct tern_dev_rows b, int n_rows);
-    /* x[row] *= factor. */
-    void (*scale)(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float factor);
+    void (*scale)(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float factor); /* x[row] *= factor */
     void (*matmul)(struct tern_dev *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
                    int n_wide);
     /* cos/sin[row][n_rot/2] of position * freq, times magnitude. */
@@ -186,8 +187,7 @@ struct tern_dev_ops {
     void (*softcap)(struct tern_dev *d, struct tern_dev_rows x, int n_rows, float cap);
     /* x[row] *= sigmoid(g[row][0]). */
     void (*gate)(struct tern_dev *d, struct tern_dev_rows x, struct tern_dev_rows g, int n_rows);
-    /* Prompt rows in f32 on every machine. */
-    void (*stack)(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide);
+    void (*stack)(struct tern_dev *d, const struct tern_stack *s, int n_rows, int n_wide); /* prompt rows: in f32 */
     /* Chooses experts by logits[row][n_experts]: ids[row][n_active] (int32) ascending, with their weights.  Of equal
      * scores the lower id wins. */
     void (*route)(struct tern_dev *d, const struct tern_route *r, struct tern_dev_rows logits, struct tern_dev_vec ids,

@@ -130,7 +130,7 @@ struct tern_cuda {
     struct tern_dev_limits limits;    /* but for what it points to */
     struct tern_cuda_attn *attn;
     /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, a product's weights. */
-    tern_cu_address q8, half, half_scale, dense;
+    tern_cu_address q8, half, half_scale, dense, halved; /* halved: the rows that half holds for the next one, or 0 */
     size_t dense_bytes, q8_row_bytes;
     int q8_rows, max_k;
     int decode_rows; /* of the step in hand */

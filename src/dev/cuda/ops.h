@@ -77,8 +77,8 @@ struct tern_cuda;
 struct tern_cuda_together;
 void tern_cuda_start(struct tern_dev *d);
 int tern_cuda_join(struct tern_dev *const *devs, int n, tern_error *err);
-void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
-                           int n_rows);
+bool tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
+                           int n_rows, bool product);
 void tern_cuda_together_begin(struct tern_cuda *d); /* before the step's tables are copied */
 void tern_cuda_together_close(struct tern_cuda *d);
 /* rows.c: are these rows, all of the step's, what the call before wrote?  Then it writes them to d->half as well, as

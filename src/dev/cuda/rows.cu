@@ -1,5 +1,6 @@
 /* Operations on one row at a time.  What is summed is summed in an order that the row's length alone decides. */
 #include "dev/cuda/attn/heads.cuh"
+#include "dev/cuda/four.cuh"
 #include "dev/cuda/gates.cuh"
 #include "dev/cuda/half.cuh"
 #include "dev/cuda/norm.cuh"
@@ -36,27 +37,6 @@ TERN_CUDA_KERNEL_BEGIN(embed, tern_cuda_embed_args, 256, 1)
 
 #define NORM_THREADS 512
 #define NORM_KEPT    4 /* of a thread, four numbers each: rows of up to 8192 are read once */
-
-__device__ static inline float4 load_four(const float *p, int i, int n)
-{
-    if (i + 4 <= n)
-        return *reinterpret_cast<const float4 *>(p + i);
-    return make_float4(i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0, 0);
-}
-
-__device__ static inline void store_four(float *p, int i, int n, float4 v)
-{
-    if (i + 4 <= n) {
-        *reinterpret_cast<float4 *>(p + i) = v;
-        return;
-    }
-    if (i < n)
-        p[i] = v.x;
-    if (i + 1 < n)
-        p[i + 1] = v.y;
-    if (i + 2 < n)
-        p[i + 2] = v.z;
-}
 
 /* One number of all threads' v, put together by op in an order that is always the same. */
 template <class OP> __device__ static inline float of_block(float v, const OP &op)

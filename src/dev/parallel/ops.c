@@ -239,12 +239,30 @@ static void op_clamp(struct tern_dev *dev, struct tern_dev_rows gate, struct ter
 
 #define MOST 8 /* products of one call */
 
+/* And every device has some of their outputs. */
+static bool all_in_16_bits(const struct tern_parallel *s, const struct tern_matmul *m, int n_m)
+{
+    bool all = true;
+    for (int j = 0; j < n_m; j++)
+        all = all && !m[j].f32;
+    for (int i = 0; i < s->n && all; i++) {
+        all = false;
+        for (int j = 0; j < n_m; j++)
+            all =
+                all || m[j].w->form->by == TERN_PARALLEL_COPIED || m[j].w->form->bound[i] < m[j].w->form->bound[i + 1];
+    }
+    return all;
+}
+
 static void op_matmul(struct tern_dev *dev, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
                       int n_wide)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
     TERN_ASSERT(n_m <= MOST);
-    tern_parallel_gather(s, x, n_rows);
+    if (n_rows == n_wide && all_in_16_bits(s, m, n_m))
+        tern_parallel_gather_for_product(s, x, n_rows);
+    else
+        tern_parallel_gather(s, x, n_rows);
     for (int j = 0; j < n_m; j++)
         tern_parallel_wrote(s, m[j].y, n_rows);
     EACH

@@ -186,6 +186,8 @@ void tern_parallel_end(struct tern_dev *d);
 
 /* Every device has these rows whole from here on. */
 void tern_parallel_gather(struct tern_parallel *s, struct tern_dev_rows x, int n_rows);
+/* For a product of prompt rows in 16 bits, which comes next on every device: it alone may have them whole. */
+void tern_parallel_gather_for_product(struct tern_parallel *s, struct tern_dev_rows x, int n_rows);
 /* All shares that lie in these floats of a memory. */
 void tern_parallel_gather_floats(struct tern_parallel *s, const struct tern_dev_mem *m, size_t at, size_t floats);
 /* Rows [0, n_rows) are written now: whole, or device i's columns of them. */

@@ -70,9 +70,23 @@ static void gather(struct tern_parallel *s, int which)
     for (int i = 0; i < s->n; i++)
         x[i] = tern_parallel_rows(p.x, i);
     if (s->joined)
-        s->d[0]->ops->gather(s->d, s->n, x, p.bound, p.n_rows);
+        (void)s->d[0]->ops->gather(s->d, s->n, x, p.bound, p.n_rows, false);
     else
         by_host(s, &p);
+}
+
+void tern_parallel_gather_for_product(struct tern_parallel *s, struct tern_dev_rows x, int n_rows)
+{
+    const struct tern_parallel_share *p = tern_parallel_share_at(s, x, n_rows);
+    struct tern_dev_rows own[TERN_PARALLEL_MOST];
+    if (!p || !s->joined || p->bound[s->n] != x.width) {
+        tern_parallel_gather(s, x, n_rows);
+        return;
+    }
+    for (int i = 0; i < s->n; i++)
+        own[i] = tern_parallel_rows(p->x, i);
+    if (s->d[0]->ops->gather(s->d, s->n, own, p->bound, n_rows, true))
+        s->share[p - s->share] = s->share[--s->n_shares];
 }
 
 void tern_parallel_gather_floats(struct tern_parallel *s, const struct tern_dev_mem *m, size_t at, size_t floats)

@@ -500,7 +500,9 @@ static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
     int n_f32 = 0;
     for (int i = 0; i < n_m; i++)
         n_f32 += d->limits.exact || m[i].f32;
-    bool packed = n_f32 < n_m && n_rows == n_wide && tern_cuda_halves_before(d, x, n_rows, m[0].w->k, n_f32 > 0);
+    bool packed = d->halved == tern_cuda_rows_at(x) ||
+                  (n_f32 < n_m && n_rows == n_wide && tern_cuda_halves_before(d, x, n_rows, m[0].w->k, n_f32 > 0));
+    d->halved = 0;
     for (int i = 0; i < n_m;) {
         if (d->limits.exact || m[i].f32) {
             exact_columns(d, &m[i++], x, n_wide);

@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
 #include "dev/cuda/products/products.h"
+#include "dev/cuda/together/for_products.h"
 
 #define FLAGS ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
 #define STAGES                                                                                            \
@@ -140,6 +141,43 @@ static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_row
     }
 }
 
+/* Are they multiplied as halves, and is there a word for each row and card? */
+static bool may_halve(const struct tern_cuda *d, int n_rows)
+{
+    return n_rows > 0 && !d->limits.exact && (size_t)n_rows * TERN_CUDA_TOGETHER * 2 <= TERN_CUDA_TOGETHER_STAGE;
+}
+
+/* Rows as halves, for the product that comes next. */
+static void for_product(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
+                        int n_rows)
+{
+    struct tern_cuda_for_products a = {.g = {.stride = x[0].stride, .n_cards = n, .n_rows = n_rows, .meets = 1}};
+    const int blocks = n_rows < TERN_CUDA_TOGETHER_BLOCKS ? n_rows : TERN_CUDA_TOGETHER_BLOCKS;
+    TERN_ASSERT(tern_cuda_of(devs[0])->together.which < MOST);
+    memcpy(a.g.bound, bound, (size_t)(n + 1) * sizeof *bound);
+    a.pitch = tern_cuda_pitch(bound[n]);
+    for (int i = 0; i < n; i++) {
+        const struct tern_cuda *d = tern_cuda_of(devs[i]);
+        a.g.x[i] = tern_cuda_rows_at(x[i]);
+        a.g.flags[i] = d->together.flags;
+        a.g.stage[i] = d->together.stage;
+        a.half[i] = d->half;
+    }
+    for (int i = 0; i < n; i++) {
+        struct tern_cuda *d = tern_cuda_of(devs[i]);
+        a.g.self = i;
+        a.g.number = d->together.at;
+        a.g.which = d->together.which++;
+        a.g.up = a.g.up_stride = 0;
+        a.g.op = 0;
+        a.scale = d->half_scale;
+        tern_cuda_gate_inside(d, &a.g);
+        d->quantized.x = 0;
+        d->halved = a.g.x[i];
+        tern_cuda_launch(d, TERN_CUDA_K_for_products, (unsigned)blocks, 1, 1, 512, 0, &a, sizeof a);
+    }
+}
+
 /* Cards wait for each other, so each must get its kernels before the queue of another is full. */
 static void start_all(struct tern_dev *const *devs, int n)
 {
@@ -149,15 +187,20 @@ static void start_all(struct tern_dev *const *devs, int n)
 }
 
 /* Through the stages; or straight, when all have said that they are done with what the rows held. */
-void tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
-                           int n_rows)
+bool tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
+                           int n_rows, bool product)
 {
     static const int none[TERN_DEV_CARDS + 1];
     const bool staged = (size_t)n_rows * tern_round_up((size_t)bound[n], 128) <= TERN_CUDA_TOGETHER_STAGE;
-    if (!staged || tern_cuda_of(devs[0])->together.cleared)
+    product = product && may_halve(tern_cuda_of(devs[0]), n_rows);
+    if ((!staged && !product) || tern_cuda_of(devs[0])->together.cleared)
         queue(devs, n, x, none, 0, false);
     for (int i = 0; i < n; i++)
         tern_cuda_of(devs[i])->together.cleared = 0;
-    queue(devs, n, x, bound, n_rows, staged);
+    if (product)
+        for_product(devs, n, x, bound, n_rows);
+    else
+        queue(devs, n, x, bound, n_rows, staged);
     start_all(devs, n);
+    return !product;
 }

@@ -1,6 +1,9 @@
 /* Rows of which each card has some columns become whole on all of them. */
 #include "dev/cuda/together/together.cuh"
+#include "dev/cuda/together/for_products.h"
+#include "dev/cuda/four.cuh"
 #include "dev/cuda/gates.cuh"
+#include "dev/cuda/half.cuh"
 #include "dev/cuda/quantize.cuh"
 
 #define THREADS 256
@@ -97,4 +100,91 @@ TERN_CUDA_KERNEL_BEGIN(together, tern_cuda_together, THREADS, 1)
     for (int i = 0; a.stage[a.self] && i < a.n_cards; i++)
         if (i != a.self)
             receive(a, number, i);
+}
+
+/* ---- for products ------------------------------------------------------------------------------------------------ */
+
+#define FOR_THREADS 512
+#define FOR_KEPT    4 /* of a thread, four numbers each: 8,192 columns of a card are read once */
+
+/* The largest of all threads'. */
+__device__ static inline float block_top(float top)
+{
+    __shared__ float part[FOR_THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = top;
+    __syncthreads();
+    for (int w = 0; w < FOR_THREADS / 32; w++)
+        top = fmaxf(top, part[w]);
+    return top;
+}
+
+__device__ static inline uint64_t *top_word(const tern_cuda_together &g, uint64_t number, int card, int row, int sender)
+{
+    return cuda_at<uint64_t>(g.stage[card]) + number % 2 * TERN_CUDA_TOGETHER_STAGE +
+           (uint64_t)(row * TERN_CUDA_TOGETHER + sender) * 2;
+}
+
+/* The largest number of a row, of which this card's columns have `own`: one thread for each card sends and waits. */
+__device__ static inline float row_top(const tern_cuda_together &g, uint64_t number, int row, float own)
+{
+    __shared__ float tops[TERN_CUDA_TOGETHER];
+    const int other = threadIdx.x;
+    if (other < g.n_cards && other != g.self) {
+        const uint64_t mine = word_of(number, own), *from = top_word(g, number, g.self, row, other);
+        uint64_t x, y, start = 0;
+        put_words(top_word(g, number, other, row, g.self), mine, mine);
+        for (look(from, x, y); (uint32_t)(x >> 32) != (uint32_t)number; look(from, x, y))
+            be_patient(start);
+        tops[other] = __uint_as_float((uint32_t)x);
+    }
+    __syncthreads();
+    for (int i = 0; i < g.n_cards; i++)
+        own = i == g.self ? own : fmaxf(own, tops[i]);
+    return own;
+}
+
+TERN_CUDA_KERNEL_BEGIN(for_products, tern_cuda_for_products, FOR_THREADS, 1)
+{
+    const tern_cuda_together &g = a.g;
+    const uint64_t number = number_of(g);
+    const int from = g.bound[g.self], n = g.bound[g.self + 1] - from,
+              end = g.self == g.n_cards - 1 ? (int)a.pitch - from : n; /* what is behind a row is 0 */
+    cuda_wait();
+    for (int row = blockIdx.x; row < g.n_rows; row += gridDim.x) {
+        const float *x = cuda_at<const float>(g.x[g.self]) + row * g.stride + from,
+                    *up = cuda_at<const float>(g.up) + row * g.up_stride;
+        float4 kept[FOR_KEPT];
+        float top = 0;
+        const auto value = [&](int i) {
+            float4 v = i < n ? load_four(x, i, n) : make_float4(0, 0, 0, 0);
+            return g.up && i < n ? gate_four(g.op, v, load_four(up, i, n)) : v;
+        };
+#pragma unroll
+        for (int j = 0; j < FOR_KEPT; j++) {
+            kept[j] = value(((int)threadIdx.x + j * FOR_THREADS) * 4);
+            top = most_of(top, kept[j]);
+        }
+        for (int i = ((int)threadIdx.x + FOR_KEPT * FOR_THREADS) * 4; i < n; i += FOR_THREADS * 4)
+            top = most_of(top, value(i));
+        const int e = half_exponent(row_top(g, number, row, block_top(top)));
+        const float by = exp2f((float)-e);
+        if (threadIdx.x == 0)
+            cuda_at<float>(a.scale)[row] = exp2f((float)e);
+        const uint64_t at = row * a.pitch + (uint64_t)from;
+        for (int i = 0; i < g.n_cards; i++) {
+#pragma unroll
+            for (int j = 0; j < FOR_KEPT; j++) {
+                const int col = ((int)threadIdx.x + j * FOR_THREADS) * 4;
+                if (col < end)
+                    store_halves(cuda_at<__half>(a.half[i]) + at + col, kept[j], by);
+            }
+            for (int col = ((int)threadIdx.x + FOR_KEPT * FOR_THREADS) * 4; col < end; col += FOR_THREADS * 4)
+                store_halves(cuda_at<__half>(a.half[i]) + at + col, value(col), by);
+        }
+        __syncthreads(); /* all have read what is shared */
+    }
+    meet(g, number);
 }
