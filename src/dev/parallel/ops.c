@@ -239,7 +239,7 @@ static void op_clamp(struct tern_dev *dev, struct tern_dev_rows gate, struct ter
 
 #define MOST 8 /* products of one call */
 
-/* And every device has some of their outputs. */
+/* And has every device some of their outputs? */
 static bool all_in_16_bits(const struct tern_parallel *s, const struct tern_matmul *m, int n_m)
 {
     bool all = true;

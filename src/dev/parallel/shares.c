@@ -62,38 +62,36 @@ bool tern_parallel_want_share(struct tern_parallel *s, struct tern_dev_rows x, i
     return false;
 }
 
-static void gather(struct tern_parallel *s, int which)
+/* product: of tern_parallel_gather_for_product.  It stays a share where the product alone has it whole. */
+static void gather(struct tern_parallel *s, int which, bool product)
 {
     const struct tern_parallel_share p = s->share[which];
     struct tern_dev_rows x[TERN_PARALLEL_MOST];
-    s->share[which] = s->share[--s->n_shares];
+    bool whole = true;
     for (int i = 0; i < s->n; i++)
         x[i] = tern_parallel_rows(p.x, i);
     if (s->joined)
-        (void)s->d[0]->ops->gather(s->d, s->n, x, p.bound, p.n_rows, false);
+        whole = s->d[0]->ops->gather(s->d, s->n, x, p.bound, p.n_rows, product);
     else
         by_host(s, &p);
+    if (whole)
+        s->share[which] = s->share[--s->n_shares];
 }
 
 void tern_parallel_gather_for_product(struct tern_parallel *s, struct tern_dev_rows x, int n_rows)
 {
     const struct tern_parallel_share *p = tern_parallel_share_at(s, x, n_rows);
-    struct tern_dev_rows own[TERN_PARALLEL_MOST];
-    if (!p || !s->joined || p->bound[s->n] != x.width) {
+    if (p && p->bound[s->n] == x.width)
+        gather(s, (int)(p - s->share), true);
+    else
         tern_parallel_gather(s, x, n_rows);
-        return;
-    }
-    for (int i = 0; i < s->n; i++)
-        own[i] = tern_parallel_rows(p->x, i);
-    if (s->d[0]->ops->gather(s->d, s->n, own, p->bound, n_rows, true))
-        s->share[p - s->share] = s->share[--s->n_shares];
 }
 
 void tern_parallel_gather_floats(struct tern_parallel *s, const struct tern_dev_mem *m, size_t at, size_t floats)
 {
     for (int i = s->n_shares - 1; i >= 0; i--)
         if (overlaps(&s->share[i], m, at, floats))
-            gather(s, i);
+            gather(s, i, false);
 }
 
 void tern_parallel_gather(struct tern_parallel *s, struct tern_dev_rows x, int n_rows)
@@ -113,7 +111,7 @@ void tern_parallel_wrote(struct tern_parallel *s, struct tern_dev_rows x, int n_
         if (same_place(p->x, x) && p->x.width <= x.width && (p->n_rows <= n_rows || p->step != s->step))
             s->share[i] = s->share[--s->n_shares];
         else
-            gather(s, i);
+            gather(s, i, false);
     }
 }
 

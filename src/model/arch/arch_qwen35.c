@@ -152,7 +152,15 @@ static const struct tern_hf_word mtp_names[] = {
 const struct tern_hf_mtp tern_hf_qwen35_mtp = {"mtp_num_hidden_layers", "mtp.layers.0.",
                                                "mtp.pre_fc_norm_hidden.weight", mtp_names};
 
-const struct tern_hf_number tern_hf_qwen35_numbers[] = {{"context_length", 32768},
+/* Those of experts come first: the model without them has the rest, and a file that counts experts would be taken for
+ * one that has some. */
+#define EXPERT_NUMBERS 4
+
+const struct tern_hf_number tern_hf_qwen35_numbers[] = {{"expert_count", 256},
+                                                        {"expert_used_count", 8},
+                                                        {"expert_feed_forward_length", 512},
+                                                        {"expert_shared_feed_forward_length", 512},
+                                                        {"context_length", 32768},
                                                         {"attention.key_length", 256},
                                                         {"attention.value_length", 256},
                                                         {"attention.layer_norm_rms_epsilon", 1e-6},
@@ -162,30 +170,13 @@ const struct tern_hf_number tern_hf_qwen35_numbers[] = {{"context_length", 32768
                                                         {"ssm.time_step_rank", 32},
                                                         {"ssm.state_size", 128},
                                                         {"linear_value_head_dim", 128},
-                                                        {"expert_count", 256},
-                                                        {"expert_used_count", 8},
-                                                        {"expert_feed_forward_length", 512},
-                                                        {"expert_shared_feed_forward_length", 512},
                                                         {0}};
-
-/* The same but for experts: who reads a file of this model takes it for one with experts where it counts them. */
-static const struct tern_hf_number dense_numbers[] = {{"context_length", 32768},
-                                                      {"attention.key_length", 256},
-                                                      {"attention.value_length", 256},
-                                                      {"attention.layer_norm_rms_epsilon", 1e-6},
-                                                      {"partial_rotary_factor", 0.25},
-                                                      {"ssm.conv_kernel", 4},
-                                                      {"ssm.group_count", 16},
-                                                      {"ssm.time_step_rank", 32},
-                                                      {"ssm.state_size", 128},
-                                                      {"linear_value_head_dim", 128},
-                                                      {0}};
 
 static const struct tern_hf_family families[] = {
     {.model_type = "qwen3_5_text",
      .act = "silu",
      .modules = tern_hf_qwen35_modules,
-     .silent = dense_numbers,
+     .silent = tern_hf_qwen35_numbers + EXPERT_NUMBERS,
      .elsewhere = tern_hf_qwen35_elsewhere,
      .more = tern_hf_qwen35,
      .mtp = &tern_hf_qwen35_mtp,

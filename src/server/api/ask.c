@@ -195,7 +195,9 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
     s->frequency_penalty = isnan(g->frequency) ? 0 : (float)g->frequency;
     if (g->penalty_last != TERN_ASK_UNSET)
         s->penalty_last = (int)g->penalty_last;
-    if (g->seed != INT64_MIN && g->seed != -1) /* which asks for another one each time in other servers */
+    if (g->seed == -1) /* asks for another one each time in other servers */
+        j->ask->seed = INT64_MIN;
+    if (g->seed != INT64_MIN)
         s->seed = (uint64_t)g->seed;
     else if (getrandom(&s->seed, sizeof s->seed, 0) != sizeof s->seed)
         return tern_fault_set(f, 500, NULL, NULL, "cannot draw a random seed: %s", strerror(errno));

@@ -98,14 +98,36 @@ static bool all_chain(struct tern_dev *const *devs, int n)
     return all;
 }
 
+/* Where all cards have rows, flags and, staged, stages. */
+static void tell_cards(struct tern_cuda_together *a, struct tern_dev *const *devs, int n, const struct tern_dev_rows *x,
+                       bool staged)
+{
+    TERN_ASSERT(tern_cuda_of(devs[0])->together.which < MOST);
+    for (int i = 0; i < n; i++) {
+        const struct tern_cuda *d = tern_cuda_of(devs[i]);
+        a->x[i] = tern_cuda_rows_at(x[i]);
+        a->flags[i] = d->together.flags;
+        a->stage[i] = staged ? d->together.stage : 0;
+    }
+}
+
+/* And which of them this is.  Nothing is gated, yet. */
+static void tell_self(struct tern_cuda_together *a, struct tern_cuda *d, int self)
+{
+    a->self = self;
+    a->number = d->together.at;
+    a->which = d->together.which++;
+    d->quantized.x = 0;
+    a->up = a->up_stride = 0;
+    a->op = 0;
+}
+
 static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound, int n_rows,
                   bool staged)
 {
     struct tern_cuda_together a = {.stride = x[0].stride, .n_cards = n, .n_rows = n_rows};
     a.pitch = tern_round_up((size_t)bound[n], 128);
-    const struct tern_cuda *first = tern_cuda_of(devs[0]);
     size_t most = 1;
-    TERN_ASSERT(first->together.which < MOST);
     bool blocks = true;
     a.meets = !staged;
     a.chains = all_chain(devs, n);
@@ -114,28 +136,20 @@ static void queue(struct tern_dev *const *devs, int n, const struct tern_dev_row
         blocks = blocks && bound[i] % TERN_BLOCK == 0;
     }
     for (int i = 0; i < n; i++) {
-        const struct tern_cuda *d = tern_cuda_of(devs[i]);
         const size_t pieces = (size_t)((bound[i + 1] - bound[i] + 1023) / 1024) * (size_t)n_rows;
         most = pieces > most ? pieces : most;
         a.meets |= bound[i] == bound[i + 1];
-        a.x[i] = tern_cuda_rows_at(x[i]);
-        a.flags[i] = d->together.flags;
-        a.stage[i] = staged ? d->together.stage : 0;
     }
+    tell_cards(&a, devs, n, x, staged);
     most = most < TERN_CUDA_TOGETHER_BLOCKS ? most : TERN_CUDA_TOGETHER_BLOCKS;
     for (int i = 0; i < n; i++) {
         struct tern_cuda *d = tern_cuda_of(devs[i]);
         struct tern_dev_rows whole = x[i];
         whole.width = bound[n];
-        a.self = i;
-        a.number = d->together.at;
-        a.which = d->together.which++;
+        tell_self(&a, d, i);
         a.row_bytes = d->q8_row_bytes;
         a.lanes = tern_cuda_lanes(n_rows);
-        d->quantized.x = 0;
         a.q8 = staged && blocks && n_rows ? tern_cuda_as_q8(d, whole, n_rows) : 0;
-        a.up = a.up_stride = 0;
-        a.op = 0;
         tern_cuda_gate_inside(d, &a);
         tern_cuda_launch(d, TERN_CUDA_K_together, (unsigned)most, 1, 1, 256, 0, &a, sizeof a);
     }
@@ -153,26 +167,16 @@ static void for_product(struct tern_dev *const *devs, int n, const struct tern_d
 {
     struct tern_cuda_for_products a = {.g = {.stride = x[0].stride, .n_cards = n, .n_rows = n_rows, .meets = 1}};
     const int blocks = n_rows < TERN_CUDA_TOGETHER_BLOCKS ? n_rows : TERN_CUDA_TOGETHER_BLOCKS;
-    TERN_ASSERT(tern_cuda_of(devs[0])->together.which < MOST);
     memcpy(a.g.bound, bound, (size_t)(n + 1) * sizeof *bound);
     a.pitch = tern_cuda_pitch(bound[n]);
-    for (int i = 0; i < n; i++) {
-        const struct tern_cuda *d = tern_cuda_of(devs[i]);
-        a.g.x[i] = tern_cuda_rows_at(x[i]);
-        a.g.flags[i] = d->together.flags;
-        a.g.stage[i] = d->together.stage;
-        a.half[i] = d->half;
-    }
+    tell_cards(&a.g, devs, n, x, true);
+    for (int i = 0; i < n; i++)
+        a.half[i] = tern_cuda_of(devs[i])->half;
     for (int i = 0; i < n; i++) {
         struct tern_cuda *d = tern_cuda_of(devs[i]);
-        a.g.self = i;
-        a.g.number = d->together.at;
-        a.g.which = d->together.which++;
-        a.g.up = a.g.up_stride = 0;
-        a.g.op = 0;
+        tell_self(&a.g, d, i);
         a.scale = d->half_scale;
         tern_cuda_gate_inside(d, &a.g);
-        d->quantized.x = 0;
         d->halved = a.g.x[i];
         tern_cuda_launch(d, TERN_CUDA_K_for_products, (unsigned)blocks, 1, 1, 512, 0, &a, sizeof a);
     }
