@@ -63,8 +63,12 @@ def test_calls_by_chance(s):
     m = until(lambda: s.post("/v1/messages", ask).json, lambda m: "tool_use" in kinds(m), "tool_use")
     use = [b for b in m["content"] if b["type"] == "tool_use"][0]
     same((use["name"], use["input"], bool(use["id"])), ("add", {"a": 1, "b": [2]}, True), "a call of Anthropic's")
+    order = lambda m: [b["type"] for b in m["content"]]
+    m = until(lambda: s.post("/v1/messages", ask).json, lambda m: order(m)[:2] == ["tool_use", "text"], "text behind a call")
+    check(m["content"][1]["text"] and m["stop_reason"] != "end_turn", "blocks are in the order of the reply", m)
     m = until(lambda: s.post("/v1/messages", ask).json, lambda m: "thinking" in kinds(m), "thinking")
-    check(m["content"][0]["type"] == "thinking" and m["content"][0]["thinking"], "a thought comes first", m)
+    thought = [b for b in m["content"] if b["type"] == "thinking"][0]
+    same((thought["thinking"][:5], thought["signature"]), ("Well.", "tern"), "a thought")
     stream = lambda: s.events("/v1/messages", {**ask, "stream": True})[1]
     events = until(stream, lambda e: any('"tool_use"' in d for _, d in e), "streamed tool_use")
     datas = [json.loads(d) for _, d in events]

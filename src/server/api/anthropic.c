@@ -270,6 +270,7 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
         return -1;
     if (j->ask->max_tokens == TERN_ASK_UNSET)
         return tern_fault_set(f, 400, "missing_required_parameter", "max_tokens", "max_tokens is missing");
+    j->items = json_array();
     tern_ask_name(j, "msg_");
     return tern_ask_request(j, f) < 0 ? -1 : tern_ask_conversation(j, f);
 }
@@ -317,39 +318,49 @@ static json_t *usage(const struct tern_job *j, int output)
 static void end_whole(struct tern_job *j)
 {
     const struct tern_choice *c = &j->choices[0];
-    json_t *content = json_array(), *call;
-    size_t i;
-    if (c->reasoning.len)
-        (void)json_array_append_new(content,
-                                    json_pack("{ss so ss}", "type", "thinking", "thinking",
-                                              tern_json_chars(c->reasoning.p, c->reasoning.len), "signature", "tern"));
-    if (c->text.len || (!c->calls && !c->reasoning.len))
-        (void)json_array_append_new(
-            content, json_pack("{ss so}", "type", "text", "text", tern_json_chars(c->text.p, c->text.len)));
-    json_array_foreach(c->calls, i, call)
-    {
-        const json_t *arguments = json_object_get(call, "arguments");
-        json_t *input = tern_json_arguments(json_string_value(arguments), json_string_length(arguments));
-        (void)json_array_append_new(content,
-                                    json_pack("{ss sO sO so}", "type", "tool_use", "id", json_object_get(call, "id"),
-                                              "name", json_object_get(call, "name"), "input", input));
-    }
+    if (json_array_size(j->items) == 0)
+        (void)json_array_append_new(j->items, json_pack("{ss ss}", "type", "text", "text", ""));
     tern_job_answer(j,
-                    json_pack("{ss ss ss so so ss so so}", "id", j->id, "type", "message", "role", "assistant", "model",
-                              tern_json_cstr(j->served->name), "content", content, "stop_reason", stop_reason(c),
+                    json_pack("{ss ss ss so sO ss so so}", "id", j->id, "type", "message", "role", "assistant", "model",
+                              tern_json_cstr(j->served->name), "content", j->items, "stop_reason", stop_reason(c),
                               "stop_sequence", stop_sequence(j, c), "usage", usage(j, j->n_generated)));
 }
 
-/* c->part: the event kind of the open block, 0: none. */
+/* An event of the stream; its data are taken. */
+static void say(struct tern_job *j, const char *type, json_t *data)
+{
+    if (j->stream)
+        tern_job_sse(j, type, data);
+    else
+        json_decref(data);
+}
+
+/* The open block of a whole answer, j->items' last, gets what it is made of. */
+static void complete_block(struct tern_job *j, const struct tern_choice *c)
+{
+    json_t *block = json_array_get(j->items, (size_t)c->n_parts);
+    const char *text = c->text.p ? c->text.p : "";
+    if (c->part == TERN_EVENT_CALL_BEGIN)
+        (void)json_object_set_new(block, "input", tern_json_arguments(text, c->text.len));
+    else
+        (void)json_object_set_new(block, c->part == TERN_EVENT_TEXT ? "text" : "thinking",
+                                  tern_json_chars(text, c->text.len));
+    if (c->part == TERN_EVENT_REASONING)
+        (void)json_object_set_new(block, "signature", json_string("tern"));
+}
+
+/* c->part: the event kind of the open block, 0: none; c->text: what it has so far, in a whole answer. */
 static void close_block(struct tern_job *j, struct tern_choice *c)
 {
     if (!c->part)
         return;
+    if (!j->stream)
+        complete_block(j, c);
     if (c->part == TERN_EVENT_REASONING)
-        tern_job_sse(j, "content_block_delta",
-                     json_pack("{ss si s{ss ss}}", "type", "content_block_delta", "index", c->n_parts, "delta", "type",
-                               "signature_delta", "signature", "tern"));
-    tern_job_sse(j, "content_block_stop", json_pack("{ss si}", "type", "content_block_stop", "index", c->n_parts));
+        say(j, "content_block_delta",
+            json_pack("{ss si s{ss ss}}", "type", "content_block_delta", "index", c->n_parts, "delta", "type",
+                      "signature_delta", "signature", "tern"));
+    say(j, "content_block_stop", json_pack("{ss si}", "type", "content_block_stop", "index", c->n_parts));
     c->part = 0;
     c->n_parts++;
 }
@@ -358,16 +369,22 @@ static void open_block(struct tern_job *j, struct tern_choice *c, int kind, json
 {
     close_block(j, c);
     c->part = kind;
-    tern_job_sse(j, "content_block_start",
-                 json_pack("{ss si so}", "type", "content_block_start", "index", c->n_parts, "content_block", block));
+    tern_buf_reset(&c->text);
+    if (!j->stream)
+        (void)json_array_append(j->items, block);
+    say(j, "content_block_start",
+        json_pack("{ss si so}", "type", "content_block_start", "index", c->n_parts, "content_block", block));
 }
 
-static void send_delta(struct tern_job *j, const struct tern_choice *c, const char *type, const char *member,
-                       const tern_event *e)
+static void add_delta(struct tern_job *j, struct tern_choice *c, const char *type, const char *member,
+                      const tern_event *e)
 {
-    tern_job_sse(j, "content_block_delta",
-                 json_pack("{ss si s{ss so}}", "type", "content_block_delta", "index", c->n_parts, "delta", "type",
-                           type, member, tern_json_chars(e->text, e->n)));
+    if (!j->stream)
+        tern_json_add(&c->text, e->text, e->n);
+    else
+        tern_job_sse(j, "content_block_delta",
+                     json_pack("{ss si s{ss so}}", "type", "content_block_delta", "index", c->n_parts, "delta", "type",
+                               type, member, tern_json_chars(e->text, e->n)));
 }
 
 static void open_stream(struct tern_job *j)
@@ -384,13 +401,13 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
     case TERN_EVENT_TEXT:
         if (c->part != TERN_EVENT_TEXT)
             open_block(j, c, TERN_EVENT_TEXT, json_pack("{ss ss}", "type", "text", "text", ""));
-        send_delta(j, c, "text_delta", "text", e);
+        add_delta(j, c, "text_delta", "text", e);
         break;
     case TERN_EVENT_REASONING:
         if (c->part != TERN_EVENT_REASONING)
             open_block(j, c, TERN_EVENT_REASONING,
                        json_pack("{ss ss ss}", "type", "thinking", "thinking", "", "signature", ""));
-        send_delta(j, c, "thinking_delta", "thinking", e);
+        add_delta(j, c, "thinking_delta", "thinking", e);
         break;
     case TERN_EVENT_CALL_BEGIN:
         open_block(j, c, TERN_EVENT_CALL_BEGIN,
@@ -398,7 +415,7 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
                              tern_json_cstr(e->name), "input"));
         break;
     case TERN_EVENT_CALL_ARGUMENTS:
-        send_delta(j, c, "input_json_delta", "partial_json", e);
+        add_delta(j, c, "input_json_delta", "partial_json", e);
         break;
     case TERN_EVENT_CALL_END:
         close_block(j, c);
@@ -411,9 +428,9 @@ static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e
 static void choice_end(struct tern_job *j, struct tern_choice *c)
 {
     close_block(j, c);
-    tern_job_sse(j, "message_delta",
-                 json_pack("{ss s{ss so} so}", "type", "message_delta", "delta", "stop_reason", stop_reason(c),
-                           "stop_sequence", stop_sequence(j, c), "usage", usage(j, c->end.n_generated)));
+    say(j, "message_delta",
+        json_pack("{ss s{ss so} so}", "type", "message_delta", "delta", "stop_reason", stop_reason(c), "stop_sequence",
+                  stop_sequence(j, c), "usage", usage(j, c->end.n_generated)));
 }
 
 static void end(struct tern_job *j)
@@ -438,6 +455,7 @@ const struct tern_api tern_api_messages = {
     .shape = TERN_SHAPE_ANTHROPIC,
     .stream_type = "text/event-stream; charset=utf-8",
     .prepare = prepare,
+    .keeps_order = true,
     .open = open_stream,
     .piece = piece,
     .choice_end = choice_end,
