@@ -413,7 +413,7 @@ static bool surplus(const struct tern_job *j, const tern_event *e)
 {
     bool call =
         e->kind == TERN_EVENT_CALL_BEGIN || e->kind == TERN_EVENT_CALL_ARGUMENTS || e->kind == TERN_EVENT_CALL_END;
-    return call && e->call > 0 && !j->ask->parallel_calls;
+    return call && e->call > 0 && !tern_calls_several(j->ask);
 }
 
 static void take_scores(struct tern_lane *lane, const tern_event *e)

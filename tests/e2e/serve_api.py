@@ -108,6 +108,11 @@ def test_tools(s):
     same(len(a["message"]["tool_calls"]), 2, "two calls")
     a = s.chat(**{**ask, "max_tokens": 2, "parallel_tool_calls": False}).json["choices"][0]
     same(len(a["message"]["tool_calls"]), 1, "one at a time")
+    for choice, n in (("required", 4), ({"type": "function", "function": {"name": "add"}}, 1)):
+        free = [{"type": "function", "function": {"name": "add"}}]
+        a = s.chat(**{**ask, "tools": free, "max_tokens": 4, "tool_choice": choice}).json
+        same(len(a["choices"][0]["message"].get("tool_calls", [])), n, "calls for", choice, a)
+    same(a["choices"][0]["finish_reason"], "tool_calls", "behind the named one the reply ends")
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "temperature": 0, **ask}
     deltas = [c["choices"][0]["delta"] for c in chunks_of(s, body)]
     calls = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]

@@ -131,6 +131,9 @@ int tern_messages_tokens(struct tern_job *j, tern_tokens *out, tern_tokens *bord
 int tern_messages_check(struct tern_job *j, struct tern_fault *f);
 /* Is the last message the assistant's, without calls?  In some APIs a reply goes on from it then. */
 bool tern_ends_unfinished(const json_t *messages);
+/* May a reply call more than one tool?  Not where the request says so, and not where it names the function: that is one
+ * call in OpenAI's API. */
+bool tern_calls_several(const struct tern_ask *g);
 /* "tools" of OpenAI's API are checked; tool_choice decides whether they are offered. */
 int tern_tools_check(struct tern_job *j, struct tern_fault *f);
 

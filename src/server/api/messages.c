@@ -233,6 +233,11 @@ static int read_choice(struct tern_ask *g, bool *offered, struct tern_fault *f)
                "must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": ..}}");
 }
 
+bool tern_calls_several(const struct tern_ask *g)
+{
+    return g->parallel_calls && !g->call_function;
+}
+
 int tern_tools_check(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;

@@ -132,7 +132,7 @@ static int compile(const struct tern_ask *g, tern_grammar **out, const tern_gram
     const tern_grammar_calls calls = {.function = g->call_function,
                                       .required = g->call_required,
                                       .otherwise = g->rule == TERN_RULE_JSON ? "{\"type\":\"object\"}" : g->rule_text,
-                                      .several = g->parallel_calls};
+                                      .several = tern_calls_several(g)};
     switch (g->tools_json ? TERN_RULE_NONE : g->rule) {
     case TERN_RULE_JSON:
         return tern_grammar_new_json(out, reply, err);
