@@ -215,6 +215,7 @@ TERN_API int tern_tokens_push(tern_tokens *t, int32_t id, tern_error *err);
 enum {
     TERN_TEXT_SPECIAL = 1, /* control tokens written in the text become control tokens */
     TERN_TEXT_BOS = 2,     /* add BOS/EOS as the file asks */
+    TERN_TEXT_OPEN = 4,    /* beside that: no EOS, for the text is to be continued */
 };
 /* Appends the ids of text[0..n).  TERN_EUNSUPPORTED when the model has no tokenizer. */
 TERN_API int tern_model_tokenize(const tern_model *m, const char *text, size_t n, unsigned flags, tern_tokens *out,

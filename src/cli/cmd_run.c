@@ -95,8 +95,8 @@ static int prompt_tokens(struct run *r, tern_error *err)
         return render_prompt(r, err);
     if (r->a->v[TERN_OPT_SYSTEM].n)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "--system needs a chat template and the model has none");
-    TERN_TRY(tern_model_tokenize(r->setup.model, r->prompt.p, r->prompt.len, TERN_TEXT_SPECIAL | TERN_TEXT_BOS, &r->ids,
-                                 err));
+    TERN_TRY(tern_model_tokenize(r->setup.model, r->prompt.p, r->prompt.len,
+                                 TERN_TEXT_SPECIAL | TERN_TEXT_BOS | TERN_TEXT_OPEN, &r->ids, err));
     if (!raw)
         tern_note("the model has no chat template: the prompt is continued as it stands (--raw)");
 out:

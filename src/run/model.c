@@ -564,7 +564,8 @@ int tern_model_tokenize(const tern_model *m, const char *text, size_t n, unsigne
 {
     int rc = 0;
     struct tern_ids ids = {0};
-    unsigned f = (flags & TERN_TEXT_SPECIAL ? TERN_TOK_SPECIAL : 0u) | (flags & TERN_TEXT_BOS ? TERN_TOK_BOS_EOS : 0u);
+    unsigned f = (flags & TERN_TEXT_SPECIAL ? TERN_TOK_SPECIAL : 0u) | (flags & TERN_TEXT_BOS ? TERN_TOK_BOS_EOS : 0u) |
+                 (flags & TERN_TEXT_OPEN ? TERN_TOK_OPEN : 0u);
     TERN_TRY(need_tokenizer(m, err));
     TERN_TRY(tern_tokenize(m->tok, text, n, f, &ids, err));
     TERN_TRY(tern_tokens_append(out, ids.p, ids.len, err));

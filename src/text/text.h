@@ -90,6 +90,7 @@ int tern_tokenizer_to_gguf(struct tern_gguf *g, const struct tern_tokenizer_json
 enum {
     TERN_TOK_SPECIAL = 1, /* control tokens written in the text become control tokens (template text) */
     TERN_TOK_BOS_EOS = 2, /* add the BOS / EOS ids that the file's rules ask for (never a second BOS) */
+    TERN_TOK_OPEN = 4,    /* beside that: none behind the text, which goes on */
 };
 
 /* Appends the ids of text[0..n) to ids.  Without TERN_TOK_SPECIAL control tokens in the text are ordinary text;

@@ -352,6 +352,24 @@ def test_strict():
                   "is the user's", a.json["prompt"])
 
 
+def test_around():
+    """A tokenizer that puts BOS in front of texts and EOS behind them, and a space that decoding drops."""
+    with tempfile.TemporaryDirectory() as d:
+        path = os.path.join(d, "around.gguf")
+        subprocess.run([os.environ["MAKE_TEXT_MODEL"], "--around", path], check=True)
+        with Server(model=path) as s:
+            ids = s.post("/tokenize", {"prompt": "ab"}).json["tokens"]
+            same((ids[0], ids[-1], len(ids)), (1, 2, 5), "<s>, a space, a, b, </s>")
+            a = s.complete("ab").json
+            same(a["usage"]["prompt_tokens"], 4, "a prompt that goes on has no end")
+            same(a["choices"], s.complete(ids[:-1]).json["choices"], "it is that of its ids")
+            same(s.post("/v1/embeddings", {"input": "ab"}).json["usage"]["prompt_tokens"], 5, "a text to embed has one")
+            raw = s.post("/api/generate", {"prompt": "ab", "raw": True, "stream": False, "options": {"num_predict": 1}}).json
+            same(raw["prompt_eval_count"], 4, "Ollama's raw prompts")
+            out = subprocess.run([TERN, "run", "-m", path, "-p", "ab", "-n", "8", "--raw"], capture_output=True, check=True)
+            same(out.stdout.decode("utf-8", "replace"), a["choices"][0]["text"], "tern run --raw")
+
+
 def test_tls():
     if not shutil.which("openssl"):
         return
@@ -407,6 +425,7 @@ with Server() as server:
     same(server.stop(15), 0, "status after SIGTERM")
 test_guards()
 test_strict()
+test_around()
 test_tls()
 test_unix()
 finish()

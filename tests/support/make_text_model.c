@@ -9,6 +9,8 @@
  * --logit-bias chooses
  *     make_text_model --bias OUT.gguf   a qwen2 whose keys have a bias of norm 600, as Qwen2.5 has them
  *     make_text_model --large OUT.gguf  with more than 32 MiB of weights
+ *     make_text_model --around OUT.gguf score BPE without template: BOS in front of texts, EOS behind them, and a space
+ * that decoding drops
  *     make_text_model --v4 TEMPLATE OUT.gguf  DeepSeek-V4's control tokens, and the template of that file
  *
  * The weights come from a fixed seed: the same program writes the same bytes everywhere. */
@@ -22,7 +24,16 @@
 #include "gguf_writer.h"
 
 enum { N_EMBD = 128, N_HEADS = 2, N_KV_HEADS = 1, HEAD_DIM = 64, N_FF = 224, N_LAYERS = 3, N_CTX = 8192 };
-enum { N_BYTES = 256, MAX_TOKENS = 320, TYPE_NORMAL = 1, TYPE_CONTROL = 3, TYPE_USER = 4, GGUF_F32 = 0 };
+enum {
+    N_BYTES = 256,
+    MAX_TOKENS = 320,
+    TYPE_NORMAL = 1,
+    TYPE_UNKNOWN,
+    TYPE_CONTROL,
+    TYPE_USER,
+    TYPE_BYTE = 6,
+    GGUF_F32 = 0
+};
 enum variant { CHAT, BASE, TOOLS, STRICT, V4 };
 
 /* Pairs that byte-level BPE joins, in order of rank; "_" stands for the letter that spells a space. */
@@ -169,6 +180,33 @@ static void write_tokenizer(struct gguf_writer *w, enum variant variant)
                                    : chatml);
 }
 
+/* Letters, a space, and bytes for all else. */
+static void write_around(struct gguf_writer *w)
+{
+    static float scores[MAX_TOKENS];
+    add_token("<unk>", TYPE_UNKNOWN);
+    add_token("<s>", TYPE_CONTROL);
+    add_token("</s>", TYPE_CONTROL);
+    for (int b = 0; b < N_BYTES; b++) {
+        (void)snprintf(pool[n_pool], sizeof pool[0], "<0x%02X>", b);
+        add_token(pool[n_pool++], TYPE_BYTE);
+    }
+    add_token("\xE2\x96\x81", TYPE_NORMAL);
+    for (int c = 'a'; c <= 'z'; c++) {
+        (void)snprintf(pool[n_pool], sizeof pool[0], "%c", c);
+        add_token(pool[n_pool++], TYPE_NORMAL);
+    }
+    gw_str(w, "tokenizer.ggml.model", "llama");
+    gw_str_array(w, "tokenizer.ggml.tokens", tokens, (size_t)n_tokens);
+    gw_array(w, "tokenizer.ggml.token_type", GW_I32, types, (size_t)n_tokens);
+    gw_array(w, "tokenizer.ggml.scores", GW_F32, scores, (size_t)n_tokens);
+    gw_u32(w, "tokenizer.ggml.unknown_token_id", 0);
+    gw_u32(w, "tokenizer.ggml.bos_token_id", 1);
+    gw_u32(w, "tokenizer.ggml.eos_token_id", 2);
+    gw_bool(w, "tokenizer.ggml.add_bos_token", 1);
+    gw_bool(w, "tokenizer.ggml.add_eos_token", 1);
+}
+
 /* Dims in pairs that turn fast and in pairs that hardly turn. */
 static float bias_of(int d)
 {
@@ -253,15 +291,16 @@ static bool said(int argc, char **argv, const char *variant)
 int main(int argc, char **argv)
 {
     const bool base = said(argc, argv, "--base"), tools = said(argc, argv, "--tools"),
-               strict = said(argc, argv, "--strict"), bias = said(argc, argv, "--bias");
+               strict = said(argc, argv, "--strict"), bias = said(argc, argv, "--bias"),
+               around = said(argc, argv, "--around");
     const bool sampling = said(argc, argv, "--sampling"), large = said(argc, argv, "--large");
     const bool v4 = argc == 4 && strcmp(argv[1], "--v4") == 0;
     const char *arch = bias ? "qwen2" : "llama";
     const uint32_t n_ff = large ? 8192 : N_FF;
     FILE *text = v4 ? fopen(argv[2], "rb") : NULL;
-    if (argc != 2 + (base || tools || strict || sampling || bias || large) + 2 * v4 || (v4 && !text)) {
+    if (argc != 2 + (base || tools || strict || sampling || bias || large || around) + 2 * v4 || (v4 && !text)) {
         (void)fprintf(stderr, "usage: make_text_model [--base | --tools | --strict | --sampling | --bias | --large | "
-                              "--v4 TEMPLATE] OUT.gguf\n");
+                              "--around | --v4 TEMPLATE] OUT.gguf\n");
         return 2;
     }
     if (text && (fread(v4_template, 1, sizeof v4_template - 1, text) == 0 || fclose(text) != 0))
@@ -292,7 +331,10 @@ int main(int argc, char **argv)
     gw_f32(&w, key, 1e-5f);
     (void)snprintf(key, sizeof key, "%s.rope.freq_base", arch);
     gw_f32(&w, key, 10000.0f);
-    write_tokenizer(&w, base ? BASE : tools ? TOOLS : strict ? STRICT : v4 ? V4 : CHAT);
+    if (around)
+        write_around(&w);
+    else
+        write_tokenizer(&w, base ? BASE : tools ? TOOLS : strict ? STRICT : v4 ? V4 : CHAT);
     (void)snprintf(key, sizeof key, "%s.vocab_size", arch);
     gw_u32(&w, key, (uint32_t)n_tokens);
     write_weights(&w, n_ff, bias);

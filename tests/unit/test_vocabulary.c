@@ -80,6 +80,7 @@ static void bos_and_eos_rules(void **state)
     CHECK(t, "", TERN_TOK_BOS_EOS, 0, 1);
     CHECK(t, "a", TERN_TOK_BOS_EOS, 0, 2, 1);
     CHECK(t, "<s>a", TERN_TOK_BOS_EOS | TERN_TOK_SPECIAL, 0, 2, 1);
+    CHECK(t, "a", TERN_TOK_BOS_EOS | TERN_TOK_OPEN, 0, 2); /* what is to be continued has no end */
     CHECK(t, "<s>a", TERN_TOK_BOS_EOS, 0, 2, 1); /* plain text: < s > have no tokens here, and no control token */
     CHECK(t, "a", TERN_TOK_SPECIAL, 2);
 

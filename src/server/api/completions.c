@@ -42,6 +42,7 @@ static int add_ids(struct tern_job *j, const json_t *list, const char *param, te
 static int add_prompt(struct tern_job *j, const json_t *v, const char *param, tern_tokens *out, struct tern_fault *f)
 {
     tern_error err;
+    const unsigned open = j->ask->request.embed == TERN_EMBED_NONE ? TERN_TEXT_OPEN : 0; /* it is to be continued */
     if (json_is_array(v))
         return add_ids(j, v, param, out, f);
     if (!json_is_string(v))
@@ -49,7 +50,7 @@ static int add_prompt(struct tern_job *j, const json_t *v, const char *param, te
     if (tern_ask_check_bytes(j, json_string_length(v), param, f) < 0)
         return -1;
     if (tern_model_tokenize(j->served->model, json_string_value(v), json_string_length(v),
-                            TERN_TEXT_BOS | TERN_TEXT_SPECIAL, out, &err) < 0)
+                            TERN_TEXT_BOS | TERN_TEXT_SPECIAL | open, out, &err) < 0)
         return tern_fault_from(f, &err, param);
     return 0;
 }

@@ -197,7 +197,7 @@ int tern_tokenize(const struct tern_tokenizer *t, const char *text, size_t n, un
     TERN_TRY(tern_tok_encode(t, text, n, &whole, 1, ids, NULL, err));
     if (flags & TERN_TOK_BOS_EOS) {
         TERN_TRY(tern_tok_add_bos(t, ids, first, err));
-        for (int i = 0; i < t->n_back; i++)
+        for (int i = 0; i < t->n_back && !(flags & TERN_TOK_OPEN); i++)
             TERN_TRY(tern_ids_add(ids, t->back[i], err));
     }
 out:
