@@ -15,6 +15,7 @@ static void choice_clear(struct tern_choice *c)
     tern_buf_clear(&c->arguments);
     json_decref(c->calls);
     json_decref(c->scores);
+    tern_stream_free(c->spelled);
 }
 
 void tern_job_free(struct tern_job *j)

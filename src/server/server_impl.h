@@ -83,6 +83,7 @@ struct tern_choice {
     json_t *calls;                              /* complete ones: {"id", "name", "arguments"} */
     json_t *scores; /* [{"id", "logprob", "top": [[id, logprob] ..]} ..] of tokens that were not yet told */
     bool begun, done;
+    tern_stream *spelled; /* of APIs that tell where in the text tokens lie: what those so far come to */
     int part, n_parts; /* for APIs whose answers have numbered parts: the kind of the open one, how many there were */
     tern_event end;    /* of TERN_EVENT_CHOICE; its pointers are not valid */
 };

@@ -368,6 +368,16 @@ def test_around():
             same(raw["prompt_eval_count"], 4, "Ollama's raw prompts")
             out = subprocess.run([TERN, "run", "-m", path, "-p", "ab", "-n", "8", "--raw"], capture_output=True, check=True)
             same(out.stdout.decode("utf-8", "replace"), a["choices"][0]["text"], "tern run --raw")
+            ids = ids[:-1]
+            for prompt in ("ab", ids):
+                for bias, text, offsets in ((1, "", [2, 2, 2]), (260, "aaa", [2, 3, 4])):  # <s>, a letter
+                    asked = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 3, "logit_bias": {str(bias): 500}}
+                    c = s.post("/v1/completions", asked).json["choices"][0]
+                    same((c["text"], c["logprobs"]["text_offset"]), ("ab" + text, [0, 0, 0, 1] + offsets), prompt, bias)
+                    _, events = s.events("/v1/completions", {**asked, "stream": True})
+                    parts = [json.loads(e)["choices"][0] for _, e in events[:-1]]
+                    same(("".join(p["text"] for p in parts), sum((p["logprobs"]["text_offset"] for p in parts if p["logprobs"]), [])),
+                         ("ab" + text, [0, 0, 0, 1] + offsets), "streamed", prompt, bias)
 
 
 def test_tls():

@@ -139,9 +139,12 @@ int tern_tools_check(struct tern_job *j, struct tern_fault *f);
 
 /* scores.c: entries of struct tern_choice.scores. */
 json_t *tern_scores_entry(const tern_token_score *t);
-void tern_choice_score(struct tern_choice *c, const tern_event *e);              /* appends */
-json_t *tern_scores_chat(const tern_model *m, json_t *scores);                   /* OpenAI's chat */
-json_t *tern_scores_legacy(const tern_model *m, json_t *scores, size_t *offset); /* OpenAI's completions */
+void tern_choice_score(struct tern_choice *c, const tern_event *e); /* appends */
+json_t *tern_scores_chat(const tern_model *m, json_t *scores);      /* OpenAI's chat */
+json_t *tern_scores_legacy(const tern_model *m,
+                           json_t *scores); /* OpenAI's completions; entries have an "offset", too */
+void tern_scores_place(json_t *scores, size_t i, size_t offset); /* gives one to the i-th, where there is that */
+size_t tern_characters(const char *text, size_t n);              /* not bytes: what clients count offsets in */
 void tern_token_text(const tern_model *m, int32_t id, struct tern_buf *out);
 
 /* W: lanes for texts, lists of ids, or one of them; `param` names the field. */

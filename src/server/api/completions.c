@@ -93,16 +93,38 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
 
 /* ---- answers ----------------------------------------------------------------------------------------------------- */
 
-static void prompt_text(const tern_model *m, const tern_tokens *ids, struct tern_buf *out)
+/* How many ids of a prompt are what the tokenizer puts in front of every text: no part of what the client wrote. */
+static size_t n_front(const tern_model *m, const tern_tokens *ids)
 {
+    tern_tokens front = {0};
+    tern_error err = {0};
+    size_t n = 0;
+    if (tern_model_tokenize(m, "", 0, TERN_TEXT_BOS | TERN_TEXT_OPEN, &front, &err) == TERN_ENOMEM)
+        tern_json_lack();
+    while (n < front.len && n < ids->len && front.p[n] == ids->p[n])
+        n++;
+    n = n == front.len ? n : 0;
+    tern_tokens_clear(&front);
+    return n;
+}
+
+/* The prompt as text; its scores learn where in it their tokens lie. */
+static void add_prompt_text(const struct tern_job *j, const struct tern_lane *lane, struct tern_buf *out)
+{
+    const tern_model *m = j->served->model;
     tern_stream *stream = NULL;
     const char *text;
-    size_t n;
+    size_t n, offset = 0;
     tern_error err = {0};
     int rc = tern_stream_new(&stream, m, true, &err);
-    for (size_t i = 0; i < ids->len && rc == 0; i++) {
-        rc = tern_stream_push(stream, ids->p[i], &text, &n, &err);
-        tern_json_add(out, text, n);
+    const size_t front = rc == 0 ? n_front(m, &lane->ids) : 0;
+    for (size_t i = 0; i < lane->ids.len; i++) {
+        tern_scores_place(lane->scores, i, offset);
+        if (rc < 0 || i < front)
+            continue;
+        rc = tern_stream_push(stream, lane->ids.p[i], &text, &n, &err);
+        tern_json_add(out, text, rc == 0 ? n : 0);
+        offset += tern_characters(text, rc == 0 ? n : 0);
     }
     if (rc == 0) {
         rc = tern_stream_finish(stream, &text, &n, &err);
@@ -113,31 +135,64 @@ static void prompt_text(const tern_model *m, const tern_tokens *ids, struct tern
     tern_stream_free(stream);
 }
 
-static json_t *whole_choice(const struct tern_job *j, const struct tern_choice *c, int index)
+/* What begins a choice: the prompt, where it is wanted back. */
+static void begin_choice(const struct tern_job *j, struct tern_choice *c, struct tern_buf *text, json_t *scores)
+{
+    if (c->begun)
+        return;
+    c->begun = true;
+    if (!j->ask->echo)
+        return;
+    add_prompt_text(j, c->lane, text);
+    c->part = (int)tern_characters(text->p, text->len);
+    if (c->lane->scores)
+        (void)json_array_extend(scores, c->lane->scores);
+}
+
+/* The scores of a choice move to the list, each with the place of its token in the text: c->part, characters so far.
+ * The text itself may be behind, where it could become a stop string. */
+static void take_scores(const struct tern_job *j, struct tern_choice *c, json_t *scores)
+{
+    tern_error err = {0};
+    int rc = c->spelled || !c->scores ? 0 : tern_stream_new(&c->spelled, j->served->model, false, &err);
+    size_t i;
+    json_t *t;
+    json_array_foreach(c->scores, i, t)
+    {
+        const char *text = "";
+        size_t n = 0;
+        tern_scores_place(c->scores, i, (size_t)c->part);
+        if (c->spelled)
+            rc = tern_stream_push(c->spelled, (int32_t)json_integer_value(json_object_get(t, "id")), &text, &n, &err);
+        if (rc == 0)
+            c->part += (int)tern_characters(text, n);
+    }
+    if (rc == TERN_ENOMEM)
+        tern_json_lack();
+    if (c->scores)
+        (void)json_array_extend(scores, c->scores);
+    json_decref(c->scores);
+    c->scores = NULL;
+}
+
+static json_t *whole_choice(const struct tern_job *j, struct tern_choice *c, int index)
 {
     struct tern_buf b = {0};
-    json_t *logprobs = json_null();
-    size_t offset = 0;
-    if (j->ask->echo)
-        prompt_text(j->served->model, &c->lane->ids, &b);
+    json_t *scores = json_array();
+    c->begun = false; /* which says so far that it was taken */
+    begin_choice(j, c, &b, scores);
     tern_json_add(&b, c->text.p ? c->text.p : "", c->text.len);
-    if (j->ask->logprobs) {
-        json_t *all = json_array();
-        if (j->ask->echo && c->lane->scores)
-            (void)json_array_extend(all, c->lane->scores);
-        if (c->scores)
-            (void)json_array_extend(all, c->scores);
-        logprobs = tern_scores_legacy(j->served->model, all, &offset);
-        json_decref(all);
-    }
+    take_scores(j, c, scores);
     json_t *out = json_pack("{si so ss so}", "index", index, "text", tern_json_chars(b.p, b.len), "finish_reason",
-                            tern_finish_openai(c), "logprobs", logprobs);
+                            tern_finish_openai(c), "logprobs",
+                            j->ask->logprobs ? tern_scores_legacy(j->served->model, scores) : json_null());
+    json_decref(scores);
     tern_buf_clear(&b);
     return out;
 }
 
 /* The best choice of a lane that was not taken yet, by the mean of its logprobs. */
-static const struct tern_choice *take_best(struct tern_job *j, int lane)
+static struct tern_choice *take_best(struct tern_job *j, int lane)
 {
     struct tern_choice *all = &j->choices[lane * j->per_lane], *top = NULL;
     double most = 0;
@@ -160,7 +215,7 @@ static void end_whole(struct tern_job *j)
     int n = (int)j->ask->n;
     for (int lane = 0; lane < j->n_lanes; lane++)
         for (int k = 0; k < n; k++) {
-            const struct tern_choice *c = n < j->per_lane ? take_best(j, lane) : &j->choices[lane * n + k];
+            struct tern_choice *c = n < j->per_lane ? take_best(j, lane) : &j->choices[lane * n + k];
             (void)json_array_append_new(choices, whole_choice(j, c, lane * n + k));
         }
     tern_job_answer(j, json_pack("{ss ss sI so ss so so}", "id", j->id, "object", "text_completion", "created",
@@ -177,36 +232,18 @@ static void send_chunk(struct tern_job *j, json_t *choices, json_t *usage)
     tern_job_sse(j, NULL, chunk);
 }
 
-/* What begins a choice: the prompt, where it is wanted back. */
-static void begin_choice(const struct tern_job *j, struct tern_choice *c, struct tern_buf *text, json_t *scores)
-{
-    if (c->begun)
-        return;
-    c->begun = true;
-    if (j->ask->echo)
-        prompt_text(j->served->model, &c->lane->ids, text);
-    if (j->ask->echo && c->lane->scores)
-        (void)json_array_extend(scores, c->lane->scores);
-}
-
 static void send_text(struct tern_job *j, struct tern_choice *c, const char *text, size_t n, const char *finish)
 {
     struct tern_buf b = {0};
     json_t *scores = json_array();
-    size_t offset = (size_t)c->part; /* characters so far */
     begin_choice(j, c, &b, scores);
     tern_json_add(&b, text, n);
-    if (c->scores)
-        (void)json_array_extend(scores, c->scores);
-    json_decref(c->scores);
-    c->scores = NULL;
+    take_scores(j, c, scores);
     json_t *choice = json_pack("{si so so}", "index", c->index, "text", tern_json_chars(b.p, b.len), "finish_reason",
                                tern_json_cstr(finish));
     (void)json_object_set_new(choice, "logprobs",
-                              j->ask->logprobs && json_array_size(scores)
-                                  ? tern_scores_legacy(j->served->model, scores, &offset)
-                                  : json_null());
-    c->part = (int)offset;
+                              j->ask->logprobs && json_array_size(scores) ? tern_scores_legacy(j->served->model, scores)
+                                                                          : json_null());
     json_decref(scores);
     tern_buf_clear(&b);
     send_chunk(j, json_pack("[o]", choice), j->ask->include_usage ? json_null() : NULL);

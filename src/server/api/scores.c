@@ -78,16 +78,21 @@ static void add_top(const tern_model *m, json_t *map, int32_t id, json_t *logpro
     json_decref(key);
 }
 
-/* Characters (not bytes) of a text: what clients count offsets in. */
-static size_t characters(const struct tern_buf *b)
+size_t tern_characters(const char *text, size_t n)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < b->len; i++)
-        n += ((unsigned char)b->p[i] & 0xC0) != 0x80;
-    return n;
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        count += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return count;
 }
 
-json_t *tern_scores_legacy(const tern_model *m, json_t *scores, size_t *offset)
+void tern_scores_place(json_t *scores, size_t i, size_t offset)
+{
+    if (i < json_array_size(scores))
+        (void)json_object_set_new(json_array_get(scores, i), "offset", json_integer((json_int_t)offset));
+}
+
+json_t *tern_scores_legacy(const tern_model *m, json_t *scores)
 {
     json_t *tokens = json_array(), *logprobs = json_array(), *tops = json_array(), *offsets = json_array(), *t, *pair;
     struct tern_buf b = {0};
@@ -107,8 +112,7 @@ json_t *tern_scores_legacy(const tern_model *m, json_t *scores, size_t *offset)
         (void)json_array_append_new(tokens, tern_json_chars(b.p, b.len));
         (void)json_array_append(logprobs, logprob);
         (void)json_array_append_new(tops, map);
-        (void)json_array_append_new(offsets, json_integer((json_int_t)*offset));
-        *offset += characters(&b);
+        (void)json_array_append(offsets, json_object_get(t, "offset"));
     }
     tern_buf_clear(&b);
     return json_pack("{so so so so}", "tokens", tokens, "token_logprobs", logprobs, "top_logprobs", tops, "text_offset",
