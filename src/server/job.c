@@ -217,7 +217,7 @@ static int submit(struct tern_job *j, struct tern_fault *f)
         struct tern_lane *lane = &j->lanes[i];
         tern_request r = j->ask->request;
         tern_error err = {0};
-        if (j->ask->seed == INT64_MIN)
+        if (j->ask->seed == TERN_ASK_UNSET)
             r.sampler.seed += 0x9E3779B97F4A7C15u * (uint64_t)i; /* equal prompts of one request draw apart */
         r.prompt = lane->ids.p;
         r.n_prompt = (int)lane->ids.len;

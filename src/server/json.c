@@ -114,6 +114,42 @@ static int depth_of(const char *text, size_t n)
     return most;
 }
 
+/* Which member has the number that ends in front of `end`?  *number: it; the name without its quotes; 0: it is none's.
+ */
+static int name_of_number(const char *text, size_t end, const char **name, const char **number)
+{
+    size_t at = end, close;
+    while (at > 0 && strchr("+-.0123456789eE", text[at - 1]))
+        at--;
+    *number = text + at;
+    while (at > 0 && strchr(" \t\r\n", text[at - 1]))
+        at--;
+    if (at == 0 || text[--at] != ':')
+        return 0;
+    while (at > 0 && text[at] != '"')
+        at--;
+    for (close = at; at > 0 && text[at - 1] != '"';)
+        at--;
+    *name = text + at;
+    return (int)(close - at);
+}
+
+/* jansson quotes the text near the error: cut it short.  A number that no 64 bits hold is no error of the notation. */
+static void say_malformed(const json_error_t *e, const char *text, size_t n, char *why, size_t size)
+{
+    const char *name, *number;
+    size_t end = (size_t)e->position < n ? (size_t)e->position : n;
+    if (json_error_code(e) != json_error_numeric_overflow) {
+        (void)snprintf(why, size, "malformed JSON in line %d, column %d: %.120s", e->line, e->column, e->text);
+        return;
+    }
+    const int length = name_of_number(text, end, &name, &number);
+    const int digits = (int)(text + end - number);
+    (void)snprintf(why, size, "%.*s in line %d has a number that 64 bits do not hold: %.*s",
+                   length ? length < 60 ? length : 60 : 6, length ? name : "a list", e->line, digits < 40 ? digits : 40,
+                   number);
+}
+
 json_t *tern_json_read(const char *text, size_t n, char *why, size_t size)
 {
     size_t left = BUDGET_BASE + BUDGET_FACTOR * n;
@@ -131,8 +167,8 @@ json_t *tern_json_read(const char *text, size_t n, char *why, size_t size)
     budget = NULL;
     if (!j && left == 0)
         (void)snprintf(why, size, "the JSON takes more memory than a request may");
-    else if (!j) /* jansson quotes the text near the error: cut it short */
-        (void)snprintf(why, size, "malformed JSON in line %d, column %d: %.120s", e.line, e.column, e.text);
+    else if (!j)
+        say_malformed(&e, text, n, why, size);
     return j;
 }
 

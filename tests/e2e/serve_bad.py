@@ -143,9 +143,9 @@ def chat_rows():
         for v in values:
             yield {field: v}, field
     ranges = {
-        "max_tokens": [0, -1, -BIG], "max_completion_tokens": [-1], "temperature": [-1, 1e9], "top_k": [-5, 2**31],
+        "max_tokens": [0, -2, -BIG], "max_completion_tokens": [-1], "temperature": [-1, 1e9], "top_k": [-5, 2**31],
         "top_p": [-0.1, 1.5], "n": [0, -1, 10**9, 17], "top_logprobs": [-1, 10**6], "min_tokens": [-1],
-        "stop": ["", [""], ["x"] * 100000, "a" * 5000], "logit_bias": [{"99999": 1}, {"-1": 1}, {"x": 1}, {"": 1},
+        "stop": [[""], ["x"] * 100000, "a" * 5000], "logit_bias": [{"99999": 1}, {"-1": 1}, {"x": 1}, {"": 1},
                                                                       {"1": "x"}, {"1": 1e9}, {"1": None}],
         "repetition_penalty": [0, -1, 1e9], "presence_penalty": [1e9], "stop_token_ids": [[-1], [10**6], ["x"]],
     }
@@ -219,9 +219,9 @@ def test_completions(s):
     for change, param in (({"logprobs": 10**6}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"echo": 1}, "echo"),
                           ({"best_of": 10**9}, "best_of"), ({"best_of": 0}, "best_of"), ({"n": 3, "best_of": 2}, "best_of"),
                           ({"best_of": 2, "stream": True}, "best_of"), ({"suffix": "x"}, "suffix"),
-                          ({"max_tokens": -1}, "max_tokens"), ({"response_format": {"type": "x"}}, "response_format")):
+                          ({"max_tokens": -2}, "max_tokens"), ({"response_format": {"type": "x"}}, "response_format")):
         refused(s, "/v1/completions", {"prompt": "a", "max_tokens": 1, **change}, param)
-    for change in ({"suffix": None}, {"suffix": ""}, {"stop": None}, {"logprobs": None}, {"response_format": None},
+    for change in ({"stop": ""}, {"seed": 2**63 - 1}, {"seed": -BIG}, {"seed": 1e18}, {"suffix": None}, {"suffix": ""}, {"stop": None}, {"logprobs": None}, {"response_format": None},
                    {"no_such_field": [1]}, {"seed": -5}, {"logit_bias": {}}, {"stop": []}, {"max_tokens": 0}):
         a = s.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **change})
         same(a.status, 200, change, a.body[:200])
@@ -280,6 +280,23 @@ def test_numbers(s):
             ("/api/generate", {"prompt": "a", "stream": False}, {"options": {"num_predict": "x"}}, 400)):
         a = s.post(path, {**body, **change})
         same(a.status, status, path, change, a.body[:300])
+
+
+    a = s.post("/v1/completions", {"prompt": "a", "max_tokens": -1, "temperature": 0, "logit_bias": {"65": 500}}).json
+    n = s.get("/v1/kv").json["ctx"]
+    same(a["usage"]["total_tokens"], n, "max_tokens -1 is until the context is full")
+    for path, body, change, sentence in (
+            ("/v1/completions", {"prompt": "a"}, {"seed": BIG}, "seed in line 1 has a number that 64 bits do not hold: 9223372036854775808"),
+            ("/v1/completions", {"prompt": "a"}, {"stop_token_ids": [BIG]}, "a list in line 1 has a number that 64 bits do not hold: 9223372036854775808"),
+            ("/v1/completions", {"prompt": "a"}, {"seed": 1e19}, "seed must be an integer of 64 bits, not 1e+19"),
+            ("/v1/completions", {"prompt": "a"}, {"seed": 1.5}, "seed must be an integer of 64 bits, not 1.5"),
+            ("/v1/messages", {"messages": USER, "max_tokens": 1}, {"stop_sequences": [""]},
+             "stop_sequences[0] must be a text of 1 to 4096 bytes without NUL characters"),
+            ("/api/generate", {"prompt": "a"}, {"options": {"stop": ["a", ""]}},
+             "options.stop[1] must be a text of 1 to 4096 bytes without NUL characters")):
+        a = s.post(path, {**body, **change})
+        e = a.json["error"]
+        same((a.status, e if isinstance(e, str) else e["message"]), (400, sentence), path, change)
 
 
 def test_texts(s):

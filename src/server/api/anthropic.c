@@ -233,6 +233,7 @@ static int convert_output(struct tern_ask *g, struct tern_fault *f)
     json_t *format = json_object_get(g->structured, "format");
     g->structured = NULL;
     g->format_param = "output_format";
+    g->stop_param = "stop_sequences";
     if (!format || json_is_null(format))
         return 0;
     if (!json_is_object(format) || g->format)

@@ -16,11 +16,12 @@ struct tern_ask *tern_ask_new(void)
     g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = TERN_ASK_UNSET;
     g->top_logprobs = g->penalty_last = TERN_ASK_UNSET;
     g->top_k = TERN_ASK_NO_TOP_K;
-    g->seed = INT64_MIN;
+    g->seed = TERN_ASK_UNSET;
     g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence =
         g->frequency = NAN;
     g->parallel_calls = true;
     g->format_param = "response_format";
+    g->stop_param = "stop";
     return g;
 }
 
@@ -89,7 +90,8 @@ static int add_stop(struct tern_ask *g, const json_t *v, const char *param, stru
         return tern_fault_set(f, 400, "invalid_value", param,
                               "%s must be a text of 1 to 4096 bytes without NUL characters", param);
     if (g->request.n_stop == TERN_MAX_STOPS)
-        return tern_fault_set(f, 400, "invalid_value", "stop", "stop has more than %d strings", TERN_MAX_STOPS);
+        return tern_fault_set(f, 400, "invalid_value", g->stop_param, "%s has more than %d strings", g->stop_param,
+                              TERN_MAX_STOPS);
     g->stops[g->request.n_stop++] = text;
     return 0;
 }
@@ -98,14 +100,14 @@ static int read_stops(struct tern_ask *g, struct tern_fault *f)
 {
     size_t i;
     json_t *v;
-    if (!g->stop)
+    if (!g->stop || (json_is_string(g->stop) && json_string_length(g->stop) == 0)) /* "": some clients say none so */
         return 0;
     if (!json_is_array(g->stop))
-        return add_stop(g, g->stop, "stop", f);
+        return add_stop(g, g->stop, g->stop_param, f);
     json_array_foreach(g->stop, i, v)
     {
-        char param[32];
-        (void)snprintf(param, sizeof param, "stop[%zu]", i);
+        char param[48];
+        (void)snprintf(param, sizeof param, "%s[%zu]", g->stop_param, i);
         if (add_stop(g, v, param, f) < 0)
             return -1;
     }
@@ -195,9 +197,7 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
     s->frequency_penalty = isnan(g->frequency) ? 0 : (float)g->frequency;
     if (g->penalty_last != TERN_ASK_UNSET)
         s->penalty_last = (int)g->penalty_last;
-    if (g->seed == -1) /* asks for another one each time in other servers */
-        j->ask->seed = INT64_MIN;
-    if (g->seed != INT64_MIN)
+    if (g->seed != TERN_ASK_UNSET)
         s->seed = (uint64_t)g->seed;
     else if (getrandom(&s->seed, sizeof s->seed, 0) != sizeof s->seed)
         return tern_fault_set(f, 500, NULL, NULL, "cannot draw a random seed: %s", strerror(errno));

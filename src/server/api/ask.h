@@ -7,7 +7,7 @@
 
 #include "server/server_impl.h"
 
-#define TERN_ASK_UNSET    (-1)
+#define TERN_ASK_UNSET    (-1) /* of `seed` and `max_tokens` it may be said, too, and means the same */
 #define TERN_ASK_NO_TOP_K (-2) /* of which -1 says all */
 #define TERN_MAX_STOPS    64
 #define TERN_MAX_LOGPROB  20
@@ -44,7 +44,7 @@ struct tern_ask {
     enum tern_ask_rule rule;
     char *rule_text;
     tern_grammar *compiled;
-    const char *rule_param, *format_param; /* what the fields are called in this API */
+    const char *rule_param, *format_param, *stop_param; /* what the fields are called in this API */
     bool call_required, strict_tools;
     const char *call_function; /* that is required; NULL: any */
     tern_request request;
@@ -65,7 +65,7 @@ void tern_ask_free(struct tern_ask *g);
     {"model", TERN_FIELD_STR, TERN_ASK_AT(model), 0, 512, NULL},                                                       \
         {"stream", TERN_FIELD_BOOL, TERN_ASK_AT(stream), 0, 0, NULL},                                                  \
         {"stream_options", TERN_FIELD_OBJ, TERN_ASK_AT(stream_options), 0, 0, NULL},                                   \
-        {"max_tokens", TERN_FIELD_INT, TERN_ASK_AT(max_tokens), 0, INT32_MAX, NULL},                                   \
+        {"max_tokens", TERN_FIELD_INT, TERN_ASK_AT(max_tokens), -1, INT32_MAX, NULL},                                  \
         {"min_tokens", TERN_FIELD_INT, TERN_ASK_AT(min_tokens), 0, INT32_MAX, NULL},                                   \
         {"temperature", TERN_FIELD_NUM, TERN_ASK_AT(temperature), 0, 100, NULL},                                       \
         {"top_p", TERN_FIELD_NUM, TERN_ASK_AT(top_p), 0, 1, NULL},                                                     \
@@ -75,7 +75,7 @@ void tern_ask_free(struct tern_ask *g);
         {"xtc_threshold", TERN_FIELD_NUM, TERN_ASK_AT(xtc_threshold), 0, 1, NULL},                                     \
         {"n", TERN_FIELD_INT, TERN_ASK_AT(n), 1, 1024, NULL}, {"stop", TERN_FIELD_ANY, TERN_ASK_AT(stop), 0, 0, NULL}, \
         {"stop_token_ids", TERN_FIELD_ARR, TERN_ASK_AT(stop_ids), 0, 0, NULL},                                         \
-        {"seed", TERN_FIELD_INT, TERN_ASK_AT(seed), -9.2e18, 9.2e18, NULL},                                            \
+        {"seed", TERN_FIELD_INT, TERN_ASK_AT(seed), -0x1p63, 0x1p63, NULL},                                            \
         {"presence_penalty", TERN_FIELD_NUM, TERN_ASK_AT(presence), -100, 100, NULL},                                  \
         {"frequency_penalty", TERN_FIELD_NUM, TERN_ASK_AT(frequency), -100, 100, NULL},                                \
         {"repetition_penalty", TERN_FIELD_NUM, TERN_ASK_AT(repetition), 0.01, 100, NULL},                              \

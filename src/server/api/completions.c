@@ -85,8 +85,8 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
         return -1;
     struct tern_ask *g = j->ask;
     g->logprobs = g->top_logprobs >= 0;
-    if (g->max_tokens == TERN_ASK_UNSET)
-        g->max_tokens = 16;
+    if (g->max_tokens == TERN_ASK_UNSET && !json_is_number(json_object_get(j->root, "max_tokens")))
+        g->max_tokens = 16; /* OpenAI's default */
     tern_ask_name(j, "cmpl-");
     return tern_ask_request(j, f) < 0 ? -1 : tern_ask_prompts(j, g->prompt, "prompt", f);
 }

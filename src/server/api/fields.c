@@ -33,7 +33,9 @@ static int bad_type(const char *want, const json_t *v, const char *param, struct
 static int read_int(const struct tern_field *t, const json_t *v, const char *param, int64_t *out, struct tern_fault *f)
 {
     double x = json_number_value(v);
-    if (!json_is_integer(v) && !(json_is_real(v) && x == floor(x) && fabs(x) < 9e15))
+    if (json_is_real(v) && (x != floor(x) || fabs(x) >= 0x1p63))
+        return tern_fault_set(f, 400, "invalid_type", param, "%s must be an integer of 64 bits, not %g", param, x);
+    if (!json_is_number(v))
         return bad_type("an integer", v, param, f);
     int64_t i = json_is_integer(v) ? json_integer_value(v) : (int64_t)x;
     if ((double)i < t->min || (double)i > t->max)

@@ -46,7 +46,7 @@ static const struct tern_field option_fields[] = {
     {"min_p", TERN_FIELD_NUM, AT(min_p), 0, 1, NULL},
     {"xtc_probability", TERN_FIELD_NUM, AT(xtc_probability), 0, 1, NULL},
     {"xtc_threshold", TERN_FIELD_NUM, AT(xtc_threshold), 0, 1, NULL},
-    {"seed", TERN_FIELD_INT, AT(seed), -9.2e18, 9.2e18, NULL},
+    {"seed", TERN_FIELD_INT, AT(seed), -0x1p63, 0x1p63, NULL},
     {"stop", TERN_FIELD_ANY, AT(stop), 0, 0, NULL},
     {"num_predict", TERN_FIELD_INT, AT(max_tokens), -2, INT32_MAX, NULL},
     {"num_ctx", TERN_FIELD_INT, AT(n), 1, INT32_MAX, NULL},
@@ -105,6 +105,7 @@ static int read_options(struct tern_job *j, struct tern_fault *f)
     int ctx = tern_engine_ctx(j->served->engine);
     json_t *options = g->template_vars;
     g->template_vars = NULL;
+    g->stop_param = "options.stop";
     if (options && tern_fields_read(option_fields, options, "options.", g, f) < 0)
         return -1;
     for (size_t i = 0; i < 3; i++) {
