@@ -517,7 +517,9 @@ typedef struct tern_sampler_params {
     float
         repetition_penalty; /* 1 = off; logits of tokens seen in the last penalty_last divided (or multiplied) by it */
     float presence_penalty, frequency_penalty; /* 0 = off; subtracted once / per occurrence */
-    int penalty_last;                          /* tokens looked back at; 0 = 64, -1 = all */
+    int penalty_last;                          /* tokens looked back at, the prompt's too; 0 = 64, -1 = all */
+    bool penalise_reply; /* those two look at the reply alone, and all of it, as in OpenAI's API; the repetition
+                            penalty looks at the last penalty_last all the same */
     uint64_t seed;
     const int32_t *bias_ids; /* n_bias ids and what is added to their logits */
     const float *bias_values;
@@ -542,7 +544,8 @@ TERN_API unsigned tern_model_recommends(const tern_model *m, tern_sampler_params
 /* TERN_EINVAL names the parameter that is out of range. */
 TERN_API int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params *p, tern_error *err);
 TERN_API void tern_sampler_free(tern_sampler *s);
-TERN_API void tern_sampler_accept(tern_sampler *s, int32_t id);           /* prompt tokens too, for the penalties */
+TERN_API void tern_sampler_accept(tern_sampler *s, int32_t id);           /* a token of the reply, for the penalties */
+TERN_API void tern_sampler_prompt(tern_sampler *s, int32_t id);           /* likewise, of the prompt */
 TERN_API int32_t tern_sampler_pick(tern_sampler *s, const float *logits); /* does not accept */
 
 typedef enum tern_finish {

@@ -199,7 +199,7 @@ void tern_gen_prompted(struct tern_gen *g, int n)
     if (g->done < g->n_prompt)
         return;
     for (int i = 0; i < g->n_prompt; i++)
-        tern_sampler_accept(g->sampler, g->prompt[i]);
+        tern_sampler_prompt(g->sampler, g->prompt[i]);
     g->phase = g->p.max_tokens == 0 ? TERN_GEN_OVER : TERN_GEN_PICK;
 }
 

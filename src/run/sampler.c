@@ -40,7 +40,10 @@ struct tern_sampler {
     float *bias_values;
     int32_t *history; /* ring of the last `window` accepted ids; grows for window < 0 */
     size_t n_history, cap_history, window;
-    int32_t *counts;        /* [n_vocab] occurrences inside the window; NULL without penalties */
+    int32_t *counts;   /* [n_vocab] occurrences inside the window; NULL where nothing looks back */
+    int32_t *said;     /* [n_vocab] occurrences in the reply; NULL where nothing looks at it alone */
+    int32_t *distinct; /* [n_distinct] ids that occur there; room for n_vocab, touched as far as there are */
+    int n_distinct;
     float *work;            /* [n_vocab] adjusted logits; touched only where something is adjusted */
     float *block_max;       /* [n_vocab / BLOCK, rounded up] */
     struct candidate *cand; /* [n_vocab], touched as far as there are candidates */
@@ -82,9 +85,22 @@ out:
     return rc;
 }
 
+/* Do penalties look at the reply alone? */
+static bool counts_reply(const tern_sampler *s)
+{
+    return s->p.penalise_reply && (s->p.presence_penalty != 0.0f || s->p.frequency_penalty != 0.0f);
+}
+
+/* At the last tokens? */
+static bool looks_back(const tern_sampler *s)
+{
+    return s->p.repetition_penalty != 1.0f ||
+           (!s->p.penalise_reply && (s->p.presence_penalty != 0.0f || s->p.frequency_penalty != 0.0f));
+}
+
 static bool penalised(const tern_sampler *s)
 {
-    return s->p.repetition_penalty != 1.0f || s->p.presence_penalty != 0.0f || s->p.frequency_penalty != 0.0f;
+    return looks_back(s) || counts_reply(s);
 }
 
 int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params *p, tern_error *err)
@@ -105,7 +121,11 @@ int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params 
         memcpy(s->bias_ids, p->bias_ids, n_bias * sizeof *s->bias_ids);
         memcpy(s->bias_values, p->bias_values, n_bias * sizeof *s->bias_values);
     }
-    if (penalised(s)) {
+    if (counts_reply(s)) {
+        TERN_TRY(tern_alloc(&s->said, (size_t)n_vocab, sizeof *s->said, err));
+        TERN_TRY(tern_alloc(&s->distinct, (size_t)n_vocab, sizeof *s->distinct, err));
+    }
+    if (looks_back(s)) {
         TERN_TRY(tern_alloc(&s->counts, (size_t)n_vocab, sizeof *s->counts, err));
         TERN_TRY(tern_grow(&s->history, &s->cap_history, s->window < FIRST_ROOM ? s->window : FIRST_ROOM,
                            sizeof *s->history, err));
@@ -128,15 +148,17 @@ void tern_sampler_free(tern_sampler *s)
     tern_free(s->bias_values);
     tern_free(s->history);
     tern_free(s->counts);
+    tern_free(s->said);
+    tern_free(s->distinct);
     tern_free(s->work);
     tern_free(s->block_max);
     tern_free(s->cand);
     tern_free(s);
 }
 
-void tern_sampler_accept(tern_sampler *s, int32_t id)
+void tern_sampler_prompt(tern_sampler *s, int32_t id)
 {
-    if (!penalised(s) || id < 0 || id >= s->n_vocab)
+    if (!s->counts || id < 0 || id >= s->n_vocab)
         return;
     if (s->n_history < s->window) {
         /* Beyond FIRST_ROOM, out of memory means that the window stops growing: the oldest tokens are forgotten
@@ -153,8 +175,19 @@ void tern_sampler_accept(tern_sampler *s, int32_t id)
     s->counts[id]++;
 }
 
-static void apply_penalties(tern_sampler *s)
+void tern_sampler_accept(tern_sampler *s, int32_t id)
 {
+    tern_sampler_prompt(s, id); /* what looks back sees no difference */
+    if (!s->said || id < 0 || id >= s->n_vocab)
+        return;
+    if (!s->said[id])
+        s->distinct[s->n_distinct++] = id;
+    s->said[id]++;
+}
+
+static void penalise_last(tern_sampler *s)
+{
+    const float presence = s->said ? 0 : s->p.presence_penalty, frequency = s->said ? 0 : s->p.frequency_penalty;
     size_t n = s->n_history < s->window ? s->n_history : s->window;
     for (size_t i = 0; i < n; i++) {
         int32_t id = s->history[i];
@@ -163,12 +196,20 @@ static void apply_penalties(tern_sampler *s)
             continue; /* done: negated below */
         float x = s->work[id];
         x = x > 0 ? x / s->p.repetition_penalty : x * s->p.repetition_penalty;
-        s->work[id] = x - s->p.presence_penalty - s->p.frequency_penalty * (float)c;
+        s->work[id] = x - presence - frequency * (float)c;
         s->counts[id] = -c;
     }
     for (size_t i = 0; i < n; i++)
         if (s->counts[s->history[i]] < 0)
             s->counts[s->history[i]] = -s->counts[s->history[i]];
+}
+
+static void penalise_reply(tern_sampler *s)
+{
+    for (int i = 0; i < s->n_distinct; i++) {
+        const int32_t id = s->distinct[i];
+        s->work[id] -= s->p.presence_penalty + s->p.frequency_penalty * (float)s->said[id];
+    }
 }
 
 /* Ids that may not be picked: those that the mask lacks, those that are named. */
@@ -189,8 +230,10 @@ static const float *adjust(tern_sampler *s, const float *logits, const struct te
     memcpy(s->work, logits, (size_t)s->n_vocab * sizeof *logits);
     for (int i = 0; i < s->p.n_bias; i++)
         s->work[s->bias_ids[i]] += s->bias_values[i];
-    if (penalised(s))
-        apply_penalties(s);
+    if (s->counts)
+        penalise_last(s);
+    if (s->said)
+        penalise_reply(s);
     if (limited)
         forbid(s, l);
     return s->work;

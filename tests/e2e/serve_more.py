@@ -2,6 +2,8 @@
 import base64
 import json
 import math
+import random
+import string
 import struct
 
 from serve_lib import Server, check, finish, same
@@ -253,8 +255,29 @@ def test_draws(s):
     same(a.status, 200, a.body)
 
 
+def test_penalties(s):
+    """OpenAI's count the reply, all of it and nothing else; Ollama's look at the last tokens."""
+    favoured = {"prompt": "AAAA", "temperature": 0, "logit_bias": {"65": 90}, "max_tokens": 150, "ignore_eos": True}
+    text = lambda **more: s.post("/v1/completions", {**favoured, **more}).json["choices"][0]["text"]
+    same(text(presence_penalty=100).count("A"), 1, "said once, and not again behind 64 tokens")
+    same(text(frequency_penalty=40).find("AAA"), 0, "90, 50 and 10 above the others")
+    twice = s.post("/v1/completions", {**favoured, "prompt": ["AAAA", "x"], "presence_penalty": 100}).json["choices"]
+    same([c["text"] for c in twice], [text(presence_penalty=100), text(prompt="x", presence_penalty=100)], "in a batch")
+    said = lambda prompt, **more: lines(s, "/api/generate", {
+        "prompt": prompt, "raw": True, "stream": False, "options": {"temperature": 0, "num_predict": 1, **more}})[0]["response"]
+    rng = random.Random(1)
+    for _ in range(200):
+        prompt = "".join(rng.sample(string.ascii_letters, 50))
+        first = said(prompt)
+        if len(first) == 1 and first in prompt:
+            break
+    check(first in prompt and said(prompt, presence_penalty=100) != first, "what the prompt has is punished", prompt, first)
+    ids = s.post("/tokenize", {"content": prompt}).json["tokens"]
+    same(s.complete(ids, max_tokens=1, presence_penalty=100).json["choices"][0]["text"], first, "and not by OpenAI's")
+
+
 with Server() as server:
-    for test in (test_said_back, test_draws, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
+    for test in (test_said_back, test_draws, test_penalties, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.stop(15), 0, "status after SIGTERM")

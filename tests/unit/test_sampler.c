@@ -284,6 +284,43 @@ static void test_penalties(void **state)
     tern_sampler_free(s);
 }
 
+/* OpenAI's meaning: the reply alone, and all of it, whatever the window is; the repetition penalty keeps its own. */
+static void test_penalties_of_reply(void **state)
+{
+    tern_sampler_params p;
+    (void)state;
+    tern_sampler_defaults(&p);
+    memset(logits, 0, sizeof logits);
+    logits[5] = 4;
+    logits[6] = 3;
+    p.frequency_penalty = 0.75f;
+    p.penalise_reply = true;
+    p.penalty_last = 2;
+    tern_sampler *s = make(&p);
+    for (int i = 0; i < 9; i++)
+        tern_sampler_prompt(s, 5);
+    assert_int_equal(tern_sampler_pick(s, logits), 5);
+    tern_sampler_accept(s, 5);
+    assert_int_equal(tern_sampler_pick(s, logits), 5); /* 3.25 */
+    tern_sampler_accept(s, 5);
+    for (int i = 0; i < 100; i++)
+        tern_sampler_accept(s, 10 + i);
+    assert_int_equal(tern_sampler_pick(s, logits), 6); /* 2.5 still */
+    tern_sampler_free(s);
+
+    p.presence_penalty = 0.5f;
+    p.repetition_penalty = 2;
+    s = make(&p);
+    tern_sampler_prompt(s, 5);
+    assert_int_equal(tern_sampler_pick(s, logits), 6); /* 4/2 */
+    tern_sampler_accept(s, 6);                         /* 3/2 - .5 - .75 */
+    assert_int_equal(tern_sampler_pick(s, logits), 5);
+    tern_sampler_accept(s, 7);
+    tern_sampler_accept(s, 7);
+    assert_int_equal(tern_sampler_pick(s, logits), 5); /* out of the window: 4 against 1.75 */
+    tern_sampler_free(s);
+}
+
 static void test_bias(void **state)
 {
     tern_sampler_params p;
@@ -713,6 +750,7 @@ int main(void)
         cmocka_unit_test(test_xtc_frequencies),
         cmocka_unit_test(test_seed),
         cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_penalties_of_reply),
         cmocka_unit_test(test_bias),
         cmocka_unit_test(test_bad_parameters),
         cmocka_unit_test(test_strange_logits),

@@ -195,6 +195,8 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
         s->repetition_penalty = (float)g->repetition;
     s->presence_penalty = isnan(g->presence) ? 0 : (float)g->presence;
     s->frequency_penalty = isnan(g->frequency) ? 0 : (float)g->frequency;
+    s->penalise_reply =
+        j->api->shape == TERN_SHAPE_OPENAI; /* Ollama's are llama.cpp's, which look at the last tokens */
     if (g->penalty_last != TERN_ASK_UNSET)
         s->penalty_last = (int)g->penalty_last;
     if (g->seed != TERN_ASK_UNSET)
