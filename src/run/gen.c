@@ -60,6 +60,7 @@ static int push_text(struct tern_gen *g, const char *text, size_t n, tern_error 
     TERN_TRY(tern_buf_add(&g->held, text, n, err));
     size_t at = find_stop(g);
     if (at < g->held.len) {
+        at += g->p.keep_stop ? strlen(g->p.stop[g->stop]) : 0;
         TERN_TRY(show(g, g->held.p, at, false, err));
         tern_buf_reset(&g->held);
         return 0;
@@ -255,7 +256,7 @@ int tern_gen_take(struct tern_gen *g, int room, tern_error *err)
         g->finish = end ? TERN_FINISH_EOG : stop ? TERN_FINISH_STOP : TERN_FINISH_CONTEXT;
         g->last = end || stop ? id : -1;
         g->phase = TERN_GEN_OVER;
-        return 0;
+        return stop && !end && g->p.keep_stop && g->stream ? push_token(g, id, err) : 0;
     }
     tern_sampler_accept(g->sampler, id);
     g->n_generated++;

@@ -211,6 +211,7 @@ static int open_choice(struct tern_choice *c, const tern_request *r, tern_error 
                                 .n_stop = r->n_stop,
                                 .stop_ids = q->r.stop_ids,
                                 .n_stop_ids = r->n_stop_ids,
+                                .keep_stop = r->keep_stop,
                                 .on_text = on_text,
                                 .user = c};
     p.sampler.seed += (uint64_t)c->index;

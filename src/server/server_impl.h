@@ -47,6 +47,7 @@ enum tern_field_kind {
     TERN_FIELD_OBJ,    /* json_t *, borrowed: an object */
     TERN_FIELD_ARR,    /* a list */
     TERN_FIELD_ANY,    /* whatever it is */
+    TERN_FIELD_OFF,    /* a number in [min, max] or a boolean (0, 1), which asks for nothing; `why` as below */
     TERN_FIELD_REFUSED /* nothing but null, false, "" or empty; `why` says what is not there */
 };
 struct tern_field {
@@ -233,15 +234,13 @@ void tern_reply_json(struct tern_http_call *c, int status, json_t *j); /* takes 
 extern const struct tern_api tern_api_chat, tern_api_completions, tern_api_tokenize, tern_api_detokenize,
     tern_api_template, tern_api_messages, tern_api_count, tern_api_responses, tern_api_embeddings, tern_api_ollama_chat,
     tern_api_ollama_generate, tern_api_ollama_embed, tern_api_ollama_show, tern_api_cache_export, tern_api_cache_import;
-/* api_ollama.c */
-json_t *tern_ollama_models(struct tern_server *s, bool running);
+json_t *tern_ollama_models(struct tern_server *s, bool running); /* ollama.c */
 /* "keep_alive": seconds, or a time such as "5m"; below 0: for ever. */
 int tern_ollama_keep_alive(const json_t *v, double *out, struct tern_fault *f);
 
 void tern_page_answer(struct tern_server *s, struct tern_http_call *c); /* page.c */
 
-/* log.c: one line of JSON about a job that is over. */
-void tern_log_job(const struct tern_job *j);
+void tern_log_job(const struct tern_job *j); /* log.c: one line of JSON about a job that is over */
 
 /* metrics.c */
 int tern_metrics_text(struct tern_server *s, struct tern_buf *out);

@@ -247,6 +247,35 @@ def test_completions(s):
     check(a["choices"][0]["text"].startswith(stopped["text"]) and len(stopped["text"]) < 4, "is not in the text")
 
 
+def test_limits(s):
+    """allowed_token_ids, include_stop_str_in_output and the names that llama-server has for the repetition penalty."""
+    few = [65, 66, 67]
+    for temperature in (0, 3):
+        for more in ({}, {"logit_bias": {"68": 100}}, {"repeat_penalty": 1.5, "presence_penalty": 1}, {"top_k": 2}):
+            a = s.complete(allowed_token_ids=few, temperature=temperature, seed=1, max_tokens=40, **more).json
+            same(set(a["choices"][0]["text"]) - set("ABC"), set(), "allowed_token_ids", temperature, more)
+            same(a["usage"]["completion_tokens"], 40, "and no end, which is not allowed")
+    same(s.chat(allowed_token_ids=few, max_tokens=5, temperature=3).json["usage"]["completion_tokens"], 5, "in a chat")
+    order = s.complete(allowed_token_ids=few, max_tokens=1, logprobs=20).json["choices"][0]
+    best = s.complete(max_tokens=1, logprobs=20).json["choices"][0]["logprobs"]["top_logprobs"][0]
+    same(order["logprobs"]["top_logprobs"][0] | best, order["logprobs"]["top_logprobs"][0], "log probabilities are the model's own")
+    forced = {"logit_bias": {"65": 500}, "max_tokens": 5}
+    for stop, kept in ((["AAA"], "AAA"), (["zz", "AA"], "AA")):
+        same(s.complete(stop=stop, **forced).json["choices"][0]["text"], "", "a stop string")
+        c = s.complete(stop=stop, include_stop_str_in_output=True, **forced).json["choices"][0]
+        same((c["text"], c["finish_reason"]), (kept, "stop"), "is kept")
+        _, events = s.events("/v1/completions", {"prompt": "a", "stop": stop, "include_stop_str_in_output": True, "stream": True, **forced})
+        same("".join(json.loads(d)["choices"][0]["text"] for _, d in events[:-1]), kept, "in a stream")
+    same(s.complete(stop_token_ids=[65], include_stop_str_in_output=True, **forced).json["choices"][0]["text"], "A", "a stop id")
+    m = s.chat(stop="AAA", include_stop_str_in_output=True, **forced).json["choices"][0]["message"]
+    same(m["content"], "AAA", "in a chat")
+    text = lambda **more: s.complete("the other side of the other", max_tokens=20, **more).json["choices"][0]["text"]
+    same(text(repeat_penalty=1.8), text(repetition_penalty=1.8), "repeat_penalty")
+    check(text(repeat_penalty=1.8) != text(), "does something")
+    same(text(repeat_penalty=1.8, repeat_last_n=0), text(), "looks back at nothing")
+    same(text(repeat_penalty=1.8, repeat_last_n=64), text(repeat_penalty=1.8), "64 tokens")
+
+
 def test_scoring(s):
     """What lm-eval does with a server: scores of given ids."""
     ids = s.post("/tokenize", {"content": "the other side"}).json["tokens"]
@@ -368,6 +397,7 @@ def test_around():
             same(raw["prompt_eval_count"], 4, "Ollama's raw prompts")
             out = subprocess.run([TERN, "run", "-m", path, "-p", "ab", "-n", "8", "--raw"], capture_output=True, check=True)
             same(out.stdout.decode("utf-8", "replace"), a["choices"][0]["text"], "tern run --raw")
+            same(s.complete("ab", add_special_tokens=False).json["usage"]["prompt_tokens"], 3, "add_special_tokens")
             ids = ids[:-1]
             for prompt in ("ab", ids):
                 for bias, text, offsets in ((1, "", [2, 2, 2]), (260, "aaa", [2, 3, 4])):  # <s>, a letter
@@ -428,7 +458,7 @@ def test_unix():
 
 
 with Server() as server:
-    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_too_long, test_continued, test_reasoning, test_reasoning_counts, test_logprobs, test_completions,
+    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_too_long, test_continued, test_reasoning, test_reasoning_counts, test_logprobs, test_completions, test_limits,
                  test_scoring, test_texts, test_connection):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")

@@ -123,6 +123,21 @@ def test_json(s):
 USER = [{"role": "user", "content": "a"}]
 
 
+# What other servers have and this one has not, and what asks for nothing of it.
+ELSEWHERE = [("bad_words", ["a"]), ("prompt_logprobs", 1), ("prompt_logprobs", 0), ("skip_special_tokens", False),
+             ("use_beam_search", True), ("length_penalty", 1.5), ("truncate_prompt_tokens", 5), ("cache_salt", "x"),
+             ("return_token_ids", True), ("return_tokens_as_token_ids", True), ("logits_processors", ["x"]), ("n_predict", 5),
+             ("typical_p", 0.9), ("top_n_sigma", 1), ("mirostat", 2), ("dynatemp_range", 0.5), ("dry_multiplier", 0.8),
+             ("samplers", ["top_k"]), ("n_probs", 3), ("post_sampling_probs", True), ("t_max_predict_ms", 100),
+             ("lora", [{"id": 0, "scale": 1}]), ("skip_special_tokens", "x")]
+CHAT_ELSEWHERE = [("reasoning_format", "none"), ("include_reasoning", False), ("add_special_tokens", True), ("echo", True),
+                  ("best_of", 2), ("documents", [{"text": "a"}])]
+NOTHING = {"bad_words": [], "prompt_logprobs": None, "skip_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0,
+           "early_stopping": False, "typical_p": 1, "top_n_sigma": -1, "mirostat": 0, "dynatemp_range": 0, "dry_multiplier": 0,
+           "n_probs": 0, "cache_salt": "", "spaces_between_special_tokens": False, "cache_prompt": True, "timings_per_token": True,
+           "include_stop_str_in_output": False, "repeat_penalty": 1, "repeat_last_n": 64, "min_tokens": 0, "ignore_eos": False}
+
+
 def message(**m):
     return {"messages": [m]}
 
@@ -160,6 +175,14 @@ def chat_rows():
         yield {field: {"a": 1}}, field
     yield {"response_format": {"type": "json_schema"}}, "response_format"
     yield {"response_format": {}}, "response_format"
+    for field, value in ELSEWHERE + CHAT_ELSEWHERE:
+        yield {field: value}, field
+    yield {"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"
+    for ids in ([], [305], [-1], ["a"], "a"):
+        yield {"allowed_token_ids": ids}, "allowed_token_ids"
+    yield {"allowed_token_ids": [299], "min_tokens": 1}, "allowed_token_ids"
+    yield {"allowed_token_ids": [65], "guided_regex": "a"}, "allowed_token_ids"
+    yield {"include_stop_str_in_output": 1}, "include_stop_str_in_output"
 
     yield {"messages": []}, "messages"
     yield {"messages": None}, "messages"
@@ -225,6 +248,19 @@ def test_completions(s):
                    {"no_such_field": [1]}, {"seed": -5}, {"logit_bias": {}}, {"stop": []}, {"max_tokens": 0}):
         a = s.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **change})
         same(a.status, 200, change, a.body[:200])
+
+
+def test_elsewhere(s):
+    """Fields of other servers: refused where they ask for something, accepted where they do not."""
+    for field, value in ELSEWHERE:
+        refused(s, "/v1/completions", {"prompt": "a", "max_tokens": 1, field: value}, field)
+    plain = s.complete("a", max_tokens=3).json["choices"]
+    for change in [{k: v} for k, v in NOTHING.items()] + [NOTHING]:
+        a = s.complete("a", max_tokens=3, **change)
+        same((a.status, a.json.get("choices")), (200, plain), change, a.body[:200])
+        same(s.chat(max_tokens=1, **change).status, 200, change)
+    for change in ({"reasoning_format": "auto"}, {"include_reasoning": True}, {"add_special_tokens": False}, {"echo": False}, {"best_of": 1}):
+        same(s.chat(max_tokens=1, **change).status, 200, change)
 
 
 def test_lines(s):
@@ -387,7 +423,7 @@ def test_ids_alone():
 test_ids_alone()
 with Server("--ctx-size", "256", "--max-body", "12M") as server:
     files = None
-    for test in (test_http, test_json, test_chat, test_completions, test_lines, test_nulls, test_numbers, test_texts,
+    for test in (test_http, test_json, test_chat, test_completions, test_elsewhere, test_lines, test_nulls, test_numbers, test_texts,
                  test_legal, test_length, test_slow):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")

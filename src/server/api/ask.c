@@ -14,12 +14,13 @@ struct tern_ask *tern_ask_new(void)
     if (!g)
         return NULL;
     g->max_tokens = g->max_completion_tokens = g->min_tokens = g->n = g->best_of = TERN_ASK_UNSET;
-    g->top_logprobs = g->penalty_last = TERN_ASK_UNSET;
+    g->top_logprobs = TERN_ASK_UNSET;
+    g->penalty_last = TERN_ASK_NO_LAST;
     g->top_k = TERN_ASK_NO_TOP_K;
     g->seed = TERN_ASK_UNSET;
-    g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->presence =
-        g->frequency = NAN;
-    g->parallel_calls = true;
+    g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->repeat =
+        g->presence = g->frequency = NAN;
+    g->parallel_calls = g->special = true;
     g->format_param = "response_format";
     g->stop_param = "stop";
     return g;
@@ -127,22 +128,27 @@ static bool read_id(const char *text, int n_vocab, int32_t *id)
     return *text && v < n_vocab;
 }
 
-static int read_ids(struct tern_job *j, struct tern_fault *f)
+/* The integers of a list, ids of the vocabulary, into out; their number. */
+static int take_ids(const json_t *list, const char *param, int n_vocab, int32_t *out, struct tern_fault *f)
 {
-    struct tern_ask *g = j->ask;
-    int n_vocab = tern_model_get_info(j->served->model)->n_vocab;
-    size_t n_bias = json_object_size(g->logit_bias), n_stop = json_array_size(g->stop_ids), n = 0;
-    if (n_bias + n_stop == 0)
-        return 0;
-    if (n_bias > 10000 || n_stop > 1000)
-        return tern_fault_set(f, 400, "invalid_value", n_bias > 10000 ? "logit_bias" : "stop_token_ids",
-                              "logit_bias has room for 10000 ids, stop_token_ids for 1000");
-    g->ids = calloc(n_bias + n_stop, sizeof *g->ids);
-    g->values = calloc(n_bias + 1, sizeof *g->values);
-    if (!g->ids || !g->values)
-        return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    size_t i;
+    const json_t *v;
+    json_array_foreach(list, i, v)
+    {
+        json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (id < 0 || id >= n_vocab)
+            return tern_fault_set(f, 400, "invalid_value", param, "%s[%zu] is no token id from 0 to %d", param, i,
+                                  n_vocab - 1);
+        out[i] = (int32_t)id;
+    }
+    return (int)json_array_size(list);
+}
+
+static int read_bias(struct tern_ask *g, int n_vocab, struct tern_fault *f)
+{
     const char *key;
     json_t *v;
+    int n = 0;
     json_object_foreach(g->logit_bias, key, v)
     {
         double x = json_number_value(v);
@@ -154,20 +160,88 @@ static int read_ids(struct tern_job *j, struct tern_fault *f)
                                   "logit_bias: the value for %.40s is no number from -1e6 to 1e6", key);
         g->values[n++] = (float)x;
     }
-    size_t i;
-    json_array_foreach(g->stop_ids, i, v)
-    {
-        json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
-        if (id < 0 || id >= n_vocab)
-            return tern_fault_set(f, 400, "invalid_value", "stop_token_ids",
-                                  "stop_token_ids[%zu] is no token id from 0 to %d", i, n_vocab - 1);
-        g->ids[n++] = (int32_t)id;
+    return n;
+}
+
+/* What allowed_token_ids lacks gets the bias -INFINITY, behind the n biases that are there; the new number of them. */
+static int read_allowed(struct tern_job *j, int n, int n_vocab, struct tern_fault *f)
+{
+    struct tern_ask *g = j->ask;
+    int rc, n_ends = 0;
+    if (!g->allowed_ids)
+        return n;
+    int32_t *ids = calloc(json_array_size(g->allowed_ids) + 1, sizeof *ids);
+    bool *allowed = calloc((size_t)n_vocab, sizeof *allowed);
+    if (!ids || !allowed)
+        rc = tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    else
+        rc = take_ids(g->allowed_ids, "allowed_token_ids", n_vocab, ids, f);
+    for (int i = 0; i < rc; i++) {
+        allowed[ids[i]] = true;
+        n_ends += tern_model_is_eog(j->served->model, ids[i]);
     }
+    if (rc == 0 || (rc > 0 && n_ends == rc && g->min_tokens > 0))
+        rc = tern_fault_set(f, 400, "invalid_value", "allowed_token_ids",
+                            "allowed_token_ids must have at least one id%s",
+                            rc ? " that ends no reply, beside min_tokens" : "");
+    const int n_said = n;
+    for (int i = n = 0; rc > 0 && i < n_said; i++)
+        if (allowed[g->ids[i]]) { /* others would be there twice */
+            g->ids[n] = g->ids[i];
+            g->values[n++] = g->values[i];
+        }
+    for (int32_t id = 0; rc > 0 && id < n_vocab; id++)
+        if (!allowed[id]) {
+            g->ids[n] = id;
+            g->values[n++] = -INFINITY;
+        }
+    free(ids);
+    free(allowed);
+    return rc < 0 ? -1 : n;
+}
+
+static int read_ids(struct tern_job *j, struct tern_fault *f)
+{
+    struct tern_ask *g = j->ask;
+    int n_vocab = tern_model_get_info(j->served->model)->n_vocab;
+    size_t most_bias = json_object_size(g->logit_bias), n_stop = json_array_size(g->stop_ids);
+    if (most_bias > 10000 || n_stop > 1000)
+        return tern_fault_set(f, 400, "invalid_value", most_bias > 10000 ? "logit_bias" : "stop_token_ids",
+                              "logit_bias has room for 10000 ids, stop_token_ids for 1000");
+    most_bias += g->allowed_ids ? (size_t)n_vocab : 0;
+    if (most_bias + n_stop == 0)
+        return 0;
+    g->ids = calloc(most_bias + n_stop, sizeof *g->ids);
+    g->values = calloc(most_bias + 1, sizeof *g->values);
+    if (!g->ids || !g->values)
+        return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    int n_bias = read_bias(g, n_vocab, f);
+    n_bias = n_bias < 0 ? n_bias : read_allowed(j, n_bias, n_vocab, f);
+    if (n_bias < 0 || take_ids(g->stop_ids, "stop_token_ids", n_vocab, g->ids + n_bias, f) < 0)
+        return -1;
     g->request.sampler.bias_ids = g->ids;
     g->request.sampler.bias_values = g->values;
-    g->request.sampler.n_bias = (int)n_bias;
+    g->request.sampler.n_bias = n_bias;
     g->request.stop_ids = g->ids + n_bias;
     g->request.n_stop_ids = (int)n_stop;
+    return 0;
+}
+
+/* Two names of one thing: the one that llama.cpp has, and vLLM's. */
+static int read_repetition(const struct tern_ask *g, tern_sampler_params *s, struct tern_fault *f)
+{
+    if (!isnan(g->repeat) && !isnan(g->repetition) && g->repeat != g->repetition)
+        return tern_fault_set(f, 400, "invalid_value", "repeat_penalty",
+                              "repeat_penalty is another name of repetition_penalty, and both are given");
+    if (!isnan(g->repeat) || !isnan(g->repetition))
+        s->repetition_penalty = (float)(isnan(g->repeat) ? g->repetition : g->repeat);
+    if (g->penalty_last != TERN_ASK_NO_LAST)
+        s->penalty_last = (int)g->penalty_last;
+    if (g->penalty_last == 0) { /* nothing is looked back at; to the sampler 0 says something else */
+        s->repetition_penalty = 1;
+        if (!s->penalise_reply)
+            s->presence_penalty = s->frequency_penalty = 0;
+    }
     return 0;
 }
 
@@ -191,14 +265,12 @@ static int read_sampler(struct tern_job *j, struct tern_fault *f)
         s->xtc_threshold = (float)g->xtc_threshold;
     if (g->top_k != TERN_ASK_NO_TOP_K)
         s->top_k = g->top_k > 0 ? (int)g->top_k : 0; /* -1 says "all" in vLLM's API, 0 here */
-    if (!isnan(g->repetition))
-        s->repetition_penalty = (float)g->repetition;
     s->presence_penalty = isnan(g->presence) ? 0 : (float)g->presence;
     s->frequency_penalty = isnan(g->frequency) ? 0 : (float)g->frequency;
     s->penalise_reply =
         j->api->shape == TERN_SHAPE_OPENAI; /* Ollama's are llama.cpp's, which look at the last tokens */
-    if (g->penalty_last != TERN_ASK_UNSET)
-        s->penalty_last = (int)g->penalty_last;
+    if (read_repetition(g, s, f) < 0)
+        return -1;
     if (g->seed != TERN_ASK_UNSET)
         s->seed = (uint64_t)g->seed;
     else if (getrandom(&s->seed, sizeof s->seed, 0) != sizeof s->seed)
@@ -246,6 +318,7 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
     if (most >= 0 && g->min_tokens > most)
         return tern_fault_set(f, 400, "invalid_value", "min_tokens", "min_tokens must not be more than max_tokens");
     g->request.ignore_eos = g->ignore_eos;
+    g->request.keep_stop = g->keep_stop;
     g->request.stop = g->stops;
     g->request.logprobs = g->logprobs ? (int)(g->top_logprobs > 0 ? g->top_logprobs : 0) : -1;
     if (g->best_of > g->n && !g->logprobs)

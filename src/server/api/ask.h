@@ -9,6 +9,7 @@
 
 #define TERN_ASK_UNSET    (-1) /* of `seed` and `max_tokens` it may be said, too, and means the same */
 #define TERN_ASK_NO_TOP_K (-2) /* of which -1 says all */
+#define TERN_ASK_NO_LAST  (-2) /* likewise */
 #define TERN_MAX_STOPS    64
 #define TERN_MAX_LOGPROB  20
 
@@ -25,12 +26,13 @@ enum tern_ask_rule {
 struct tern_ask {
     /* Members of the request; unset numbers are TERN_ASK_UNSET, or NAN. */
     const char *model;
-    bool stream, echo, ignore_eos, logprobs, parallel_calls;
+    bool stream, echo, ignore_eos, keep_stop, logprobs, parallel_calls;
+    bool special; /* texts get what the tokenizer puts around them */
     bool include_usage, continuous_usage;
     int64_t max_tokens, max_completion_tokens, min_tokens, n, best_of, top_k, top_logprobs, penalty_last;
     int64_t seed;
-    double temperature, top_p, min_p, xtc_probability, xtc_threshold, repetition, presence, frequency;
-    json_t *stop, *stop_ids, *logit_bias, *stream_options;
+    double temperature, top_p, min_p, xtc_probability, xtc_threshold, repetition, repeat, presence, frequency;
+    json_t *stop, *stop_ids, *logit_bias, *allowed_ids, *stream_options;
     json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
     json_t *format, *guided_json, *guided_choice, *structured, *json_schema; /* format: as response_format */
     const char *guided_regex, *guided_grammar, *grammar;
@@ -50,7 +52,7 @@ struct tern_ask {
     tern_request request;
     const char *stops[TERN_MAX_STOPS];
     int32_t *ids;  /* biases, then stop ids */
-    float *values; /* biases */
+    float *values; /* biases; of what is not allowed -INFINITY */
     tern_reply_params reply;
     char *tools_json;
     json_t *owned; /* a list */
@@ -79,6 +81,10 @@ void tern_ask_free(struct tern_ask *g);
         {"presence_penalty", TERN_FIELD_NUM, TERN_ASK_AT(presence), -100, 100, NULL},                                  \
         {"frequency_penalty", TERN_FIELD_NUM, TERN_ASK_AT(frequency), -100, 100, NULL},                                \
         {"repetition_penalty", TERN_FIELD_NUM, TERN_ASK_AT(repetition), 0.01, 100, NULL},                              \
+        {"repeat_penalty", TERN_FIELD_NUM, TERN_ASK_AT(repeat), 0.01, 100, NULL},                                      \
+        {"repeat_last_n", TERN_FIELD_INT, TERN_ASK_AT(penalty_last), -1, INT32_MAX, NULL},                             \
+        {"include_stop_str_in_output", TERN_FIELD_BOOL, TERN_ASK_AT(keep_stop), 0, 0, NULL},                           \
+        {"allowed_token_ids", TERN_FIELD_ARR, TERN_ASK_AT(allowed_ids), 0, 0, NULL},                                   \
         {"logit_bias", TERN_FIELD_OBJ, TERN_ASK_AT(logit_bias), 0, 0, NULL},                                           \
         {"ignore_eos", TERN_FIELD_BOOL, TERN_ASK_AT(ignore_eos), 0, 0, NULL},                                          \
         {"user", TERN_FIELD_STR, TERN_ASK_AT(user), 0, 0, NULL},                                                       \
@@ -113,6 +119,8 @@ void tern_ask_free(struct tern_ask *g);
 
 /* W: the fields of the body by a table.  Common to all APIs that generate. */
 int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f);
+/* others.c, W: fields of servers with the same API that would change the reply, and are not here. */
+int tern_ask_refuse(struct tern_job *j, struct tern_fault *f);
 /* W: checks what belongs together and fills g->request, all but the prompt. */
 int tern_ask_request(struct tern_job *j, struct tern_fault *f);
 /* W: so many bytes of text can be no prompt, and are not worth being tokenized. */

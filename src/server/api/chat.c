@@ -16,6 +16,12 @@ static const struct tern_field fields[] = {
     {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
     {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
     TERN_ASK_CONTINUES,
+    {"reasoning_format", TERN_FIELD_STR, TERN_ASK_AT(text), 0, 0, NULL},
+    {"include_reasoning", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 1, 1, "reasoning is always told, apart from the reply"},
+    {"add_special_tokens", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 0, 0, "templates write control tokens themselves"},
+    {"echo", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 0, 0, "messages are not said back"},
+    {"best_of", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 0, 1, "ask for n replies, or ask /v1/completions"},
+    {"documents", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "put them into messages, or into chat_template_kwargs"},
     {"functions", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "use tools"},
     {"function_call", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "use tool_choice"},
     {"audio", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there is no sound here"},
@@ -26,9 +32,12 @@ static const struct tern_field fields[] = {
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    if (tern_ask_read(j, fields, f) < 0)
+    if (tern_ask_read(j, fields, f) < 0 || tern_ask_refuse(j, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
+    if (g->text && strcmp(g->text, "none") == 0)
+        return tern_fault_set(f, 400, "unsupported_parameter", "reasoning_format",
+                              "reasoning_format: reasoning is always told apart from the reply");
     if (!g->messages)
         return tern_fault_set(f, 400, "missing_required_parameter", "messages", "messages is missing");
     if (g->max_tokens == 0 || g->max_completion_tokens == 0)

@@ -12,6 +12,7 @@ static const struct tern_field fields[] = {
     {"prompt", TERN_FIELD_ANY, TERN_ASK_AT(prompt), 0, 0, NULL},
     {"logprobs", TERN_FIELD_INT, TERN_ASK_AT(top_logprobs), 0, TERN_MAX_LOGPROB, NULL},
     {"echo", TERN_FIELD_BOOL, TERN_ASK_AT(echo), 0, 0, NULL},
+    {"add_special_tokens", TERN_FIELD_BOOL, TERN_ASK_AT(special), 0, 0, NULL},
     {"best_of", TERN_FIELD_INT, TERN_ASK_AT(best_of), 1, 1024, NULL},
     {"suffix", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "text cannot be filled in before a suffix here"},
     {0},
@@ -42,15 +43,17 @@ static int add_ids(struct tern_job *j, const json_t *list, const char *param, te
 static int add_prompt(struct tern_job *j, const json_t *v, const char *param, tern_tokens *out, struct tern_fault *f)
 {
     tern_error err;
-    const unsigned open = j->ask->request.embed == TERN_EMBED_NONE ? TERN_TEXT_OPEN : 0; /* it is to be continued */
+    const unsigned around = !j->ask->special                           ? 0
+                            : j->ask->request.embed == TERN_EMBED_NONE ? TERN_TEXT_BOS | TERN_TEXT_OPEN /* goes on */
+                                                                       : TERN_TEXT_BOS;
     if (json_is_array(v))
         return add_ids(j, v, param, out, f);
     if (!json_is_string(v))
         return tern_fault_set(f, 400, "invalid_type", param, "%s must be a string or a list of token ids", param);
     if (tern_ask_check_bytes(j, json_string_length(v), param, f) < 0)
         return -1;
-    if (tern_model_tokenize(j->served->model, json_string_value(v), json_string_length(v),
-                            TERN_TEXT_BOS | TERN_TEXT_SPECIAL | open, out, &err) < 0)
+    if (tern_model_tokenize(j->served->model, json_string_value(v), json_string_length(v), TERN_TEXT_SPECIAL | around,
+                            out, &err) < 0)
         return tern_fault_from(f, &err, param);
     return 0;
 }
@@ -81,7 +84,7 @@ int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, str
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    if (tern_ask_read(j, fields, f) < 0)
+    if (tern_ask_read(j, fields, f) < 0 || tern_ask_refuse(j, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
     g->logprobs = g->top_logprobs >= 0;

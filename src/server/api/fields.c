@@ -77,6 +77,17 @@ static bool is_empty(const json_t *v)
            (json_is_array(v) && json_array_size(v) == 0) || (json_is_object(v) && json_object_size(v) == 0);
 }
 
+static bool is_off(const struct tern_field *t, const json_t *v)
+{
+    const double x = json_is_number(v) ? json_number_value(v) : json_is_boolean(v) ? json_is_true(v) : NAN;
+    return x >= t->min && x <= t->max;
+}
+
+static int refuse(const struct tern_field *t, const char *param, struct tern_fault *f)
+{
+    return tern_fault_set(f, 400, "unsupported_parameter", param, "%s: %s", param, t->why);
+}
+
 static int read_field(const struct tern_field *t, json_t *v, const char *param, void *out, struct tern_fault *f)
 {
     /* Only checked: into a place that nobody looks at. */
@@ -110,8 +121,10 @@ static int read_field(const struct tern_field *t, json_t *v, const char *param, 
         break;
     case TERN_FIELD_ANY:
         break;
+    case TERN_FIELD_OFF:
+        return is_off(t, v) ? 0 : refuse(t, param, f);
     case TERN_FIELD_REFUSED:
-        return is_empty(v) ? 0 : tern_fault_set(f, 400, "unsupported_parameter", param, "%s: %s", param, t->why);
+        return is_empty(v) ? 0 : refuse(t, param, f);
     }
     *(json_t **)to = v;
     return 0;

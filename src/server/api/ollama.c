@@ -117,8 +117,6 @@ static int read_options(struct tern_job *j, struct tern_fault *f)
     if (g->n > ctx)
         return tern_fault_set(f, 400, "invalid_value", "num_ctx",
                               "options.num_ctx: the server was started with a context of %d tokens (--ctx)", ctx);
-    if (json_integer_value(json_object_get(options, "repeat_last_n")) == 0 && g->penalty_last == 0)
-        g->repetition = 1, g->presence = g->frequency = 0; /* nothing is looked back at */
     if (g->max_tokens == 0) /* "num_predict": 0 only reads the prompt; -1 and -2: until the context is full */
         g->max_completion_tokens = 0;
     g->max_tokens = g->max_tokens < 0 ? TERN_ASK_UNSET : g->max_tokens;

@@ -122,6 +122,9 @@ static int check_beside(const struct tern_ask *g, const char *param, struct tern
     if (g->min_tokens > 0)
         return tern_fault_set(f, 400, "invalid_value", "min_tokens",
                               "min_tokens cannot be promised beside %s, which may end sooner", param);
+    if (g->allowed_ids)
+        return tern_fault_set(f, 400, "invalid_value", "allowed_token_ids",
+                              "allowed_token_ids may lack what %s needs, and is not supported beside it", param);
     return 0;
 }
 
