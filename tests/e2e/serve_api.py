@@ -393,6 +393,9 @@ def test_around():
             same(a["usage"]["prompt_tokens"], 4, "a prompt that goes on has no end")
             same(a["choices"], s.complete(ids[:-1]).json["choices"], "it is that of its ids")
             same(s.post("/v1/embeddings", {"input": "ab"}).json["usage"]["prompt_tokens"], 5, "a text to embed has one")
+            ctx = s.get("/v1/kv").json["ctx"]
+            cut = s.post("/v1/embeddings", {"input": [ids[:2] + ids[2:3] * (ctx - 3) + ids[-1:]]}).json["data"][0]["embedding"]
+            same(s.post("/api/embed", {"input": "a" * 2 * ctx}).json["embeddings"], [cut], "which a text that is cut keeps")
             raw = s.post("/api/generate", {"prompt": "ab", "raw": True, "stream": False, "options": {"num_predict": 1}}).json
             same(raw["prompt_eval_count"], 4, "Ollama's raw prompts")
             out = subprocess.run([TERN, "run", "-m", path, "-p", "ab", "-n", "8", "--raw"], capture_output=True, check=True)

@@ -156,6 +156,17 @@ def test_ollama(s):
     raw = lines(s, "/api/generate", {"model": "tools", "prompt": "hello", "raw": True, "options": options})
     same("".join(p["response"] for p in raw), s.complete().json["choices"][0]["text"], "generate, raw")
     same(lines(s, "/api/generate", {"model": "tools"})[0]["done_reason"], "load", "no prompt")
+    plain = s.chat(logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
+    asked = {"model": "tools", "messages": USER, "options": options, "logprobs": True, "top_logprobs": 2}
+    same(lines(s, "/api/chat", {**asked, "stream": False})[0]["logprobs"], plain, "logprobs")
+    same(sum((p.get("logprobs", []) for p in lines(s, "/api/chat", asked)), []), plain, "streamed logprobs")
+    whole = lines(s, "/api/generate", {"model": "tools", "prompt": "hello", "options": options, "logprobs": True, "stream": False})
+    same([t["logprob"] for t in whole[0]["logprobs"]], [t["logprob"] for t in plain], "logprobs of generate")
+    check("logprobs" not in parts[0], "none unasked")
+    raw = {"model": "tools", "prompt": "x", "raw": True, "stream": False}
+    for n in (0, -1):  # no limit but the context; the model's text ends by itself, with this seed
+        a = lines(s, "/api/generate", {**raw, "options": {"seed": 2, "temperature": 1, "num_predict": n}})[0]
+        check(a["eval_count"] > 0, "num_predict", n, a)
     tag = s.get("/api/tags").json["models"][0]
     same((tag["name"], len(bytes.fromhex(tag["digest"]))), ("tools", 32), "tags")
     same(s.get("/api/ps").json["models"][0]["context_length"], 8192, "ps")
@@ -165,7 +176,8 @@ def test_ollama(s):
                        ({"options": {"num_ctx": 10**6}}, "num_ctx"), ({"format": "yaml"}, "format"),
                        ({"format": {"not": {}}}, "format"), ({"messages": 1}, "messages"),
                        ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "images"),
-                       ({"think": 1}, "think")):
+                       ({"think": 1}, "think"), ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 2}, "top_logprobs"),
+                       ({"logprobs": True, "top_logprobs": 21}, "top_logprobs")):
         a = s.post("/api/chat", {"model": "tools", "messages": USER, **body})
         same((a.status, word in a.json["error"]), (400, True), body, a.body)
     same(s.post("/api/chat", {"model": "other", "messages": USER}).status, 404, "another model")
@@ -226,6 +238,16 @@ def test_embeddings(s):
     one = s.post("/v1/embeddings", {"input": s.post("/tokenize", {"content": "hello"}).json["tokens"]}).json
     same(one["data"][0]["embedding"], vectors[0], "ids")
     same(s.post("/api/embed", {"model": "tools", "input": "hello"}).json["embeddings"], [vectors[0]], "Ollama's")
+    for nothing in ([], "", None):
+        same(s.post("/api/embed", {"input": nothing}).json, {"model": "tools", "embeddings": []}, "of nothing")
+    ctx = s.get("/v1/kv").json["ctx"]
+    for text in ("x" * (ctx + 5), "x" * 40 * ctx, [120] * (ctx + 5)):
+        text = [text] if isinstance(text, list) else text
+        a = s.post("/api/embed", {"input": text}).json
+        same(a["prompt_eval_count"], ctx, "a text that is too long loses its end")
+        same(a["embeddings"], s.post("/api/embed", {"input": "x" * ctx, "truncate": False}).json["embeddings"], "and is as one without")
+        a = s.post("/api/embed", {"input": text, "truncate": False})
+        same((a.status, "too long" in a.json["error"]), (400, True), "unless it shall not", a.body)
     for change, param in (({"input": None}, "input"), ({"input": ""}, "input"), ({"pooling": "x"}, "pooling"),
                           ({"dimensions": 7}, "dimensions"), ({"encoding_format": "x"}, "encoding_format")):
         a = s.post("/v1/embeddings", {"input": "a", **change})

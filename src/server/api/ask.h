@@ -27,7 +27,8 @@ struct tern_ask {
     /* Members of the request; unset numbers are TERN_ASK_UNSET, or NAN. */
     const char *model;
     bool stream, echo, ignore_eos, keep_stop, logprobs, parallel_calls;
-    bool special; /* texts get what the tokenizer puts around them */
+    bool special;   /* texts get what the tokenizer puts around them */
+    bool truncates; /* prompts that are too long lose their end */
     bool include_usage, continuous_usage;
     int64_t max_tokens, max_completion_tokens, min_tokens, n, best_of, top_k, top_logprobs, penalty_last;
     int64_t seed;

@@ -40,22 +40,68 @@ static int add_ids(struct tern_job *j, const json_t *list, const char *param, te
     return 0;
 }
 
+/* What is put around texts: nothing behind one that is to be continued. */
+static unsigned around(const struct tern_ask *g)
+{
+    if (!g->special)
+        return 0;
+    return g->request.embed == TERN_EMBED_NONE ? TERN_TEXT_BOS | TERN_TEXT_OPEN : TERN_TEXT_BOS;
+}
+
+/* Of n bytes so many that there are more tokens than the context holds, and not many times more; whole characters. */
+static size_t cut_text(const struct tern_job *j, const char *text, size_t n)
+{
+    const size_t most = (size_t)tern_engine_ctx(j->served->engine) + 64; /* a cut may make some tokens of one */
+    while (tern_model_least_tokens(j->served->model, n / 2) > most)
+        n /= 2;
+    while (n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80)
+        n--;
+    return n;
+}
+
+/* A prompt that the context does not hold loses its end, but for what the tokenizer puts behind texts. */
+static int cut_ids(const struct tern_job *j, bool text, tern_tokens *ids, struct tern_fault *f)
+{
+    const size_t ctx = (size_t)tern_engine_ctx(j->served->engine);
+    tern_tokens whole = {0}, front = {0};
+    tern_error err = {0};
+    int rc = 0;
+    if (ids->len <= ctx)
+        return 0;
+    if (text)
+        rc = tern_model_tokenize(j->served->model, "", 0, TERN_TEXT_BOS, &whole, &err);
+    if (text && rc == 0)
+        rc = tern_model_tokenize(j->served->model, "", 0, TERN_TEXT_BOS | TERN_TEXT_OPEN, &front, &err);
+    const size_t back = whole.len - front.len;
+    if (rc == 0 && back < ctx) {
+        memmove(ids->p + ctx - back, ids->p + ids->len - back, back * sizeof *ids->p);
+        ids->len = ctx;
+    }
+    tern_tokens_clear(&whole);
+    tern_tokens_clear(&front);
+    return rc < 0 ? tern_fault_from(f, &err, NULL) : 0;
+}
+
 static int add_prompt(struct tern_job *j, const json_t *v, const char *param, tern_tokens *out, struct tern_fault *f)
 {
+    const struct tern_ask *g = j->ask;
     tern_error err;
-    const unsigned around = !j->ask->special                           ? 0
-                            : j->ask->request.embed == TERN_EMBED_NONE ? TERN_TEXT_BOS | TERN_TEXT_OPEN /* goes on */
-                                                                       : TERN_TEXT_BOS;
-    if (json_is_array(v))
-        return add_ids(j, v, param, out, f);
-    if (!json_is_string(v))
+    int rc;
+    if (!json_is_array(v) && !json_is_string(v))
         return tern_fault_set(f, 400, "invalid_type", param, "%s must be a string or a list of token ids", param);
-    if (tern_ask_check_bytes(j, json_string_length(v), param, f) < 0)
+    if (json_is_array(v)) {
+        rc = add_ids(j, v, param, out, f);
+        return rc == 0 && g->truncates ? cut_ids(j, false, out, f) : rc;
+    }
+    const char *text = json_string_value(v);
+    size_t n = json_string_length(v);
+    if (g->truncates)
+        n = cut_text(j, text, n);
+    else if (tern_ask_check_bytes(j, n, param, f) < 0)
         return -1;
-    if (tern_model_tokenize(j->served->model, json_string_value(v), json_string_length(v), TERN_TEXT_SPECIAL | around,
-                            out, &err) < 0)
+    if (tern_model_tokenize(j->served->model, text, n, TERN_TEXT_SPECIAL | around(g), out, &err) < 0)
         return tern_fault_from(f, &err, param);
-    return 0;
+    return g->truncates ? cut_ids(j, g->special, out, f) : 0;
 }
 
 int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, struct tern_fault *f)

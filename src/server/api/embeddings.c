@@ -99,12 +99,17 @@ const struct tern_api tern_api_embeddings = {.shape = TERN_SHAPE_OPENAI, .prepar
 static const struct tern_field ollama_fields[] = {
     {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL},
     {"input", TERN_FIELD_ANY, AT(input), 0, 0, NULL},
-    {"truncate", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
+    {"truncate", TERN_FIELD_BOOL, AT(truncates), 0, 0, NULL},
     {"dimensions", TERN_FIELD_INT, AT(n), 1, INT32_MAX, NULL},
     {"options", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"keep_alive", TERN_FIELD_ANY, AT(keep_alive), 0, 0, NULL},
     {0},
 };
+
+static bool is_nothing(const json_t *v)
+{
+    return !v || (json_is_string(v) && json_string_length(v) == 0) || (json_is_array(v) && json_array_size(v) == 0);
+}
 
 static int ollama_prepare(struct tern_job *j, struct tern_fault *f)
 {
@@ -117,6 +122,12 @@ static int ollama_prepare(struct tern_job *j, struct tern_fault *f)
     if (tern_ask_request(j, f) < 0)
         return -1;
     j->ask->request.embed = TERN_EMBED_LAST;
+    if (is_nothing(j->ask->input)) { /* loads the model */
+        j->answer = json_pack("{so s[]}", "model", tern_json_cstr(j->served->name), "embeddings");
+        return 0;
+    }
+    const json_t *truncate = json_object_get(j->root, "truncate");
+    j->ask->truncates |= !truncate || json_is_null(truncate); /* its default */
     return tern_ask_prompts(j, j->ask->input, "input", f);
 }
 

@@ -15,6 +15,8 @@
         {"options", TERN_FIELD_OBJ, AT(template_vars), 0, 0, NULL},                                          \
         {"format", TERN_FIELD_ANY, AT(format), 0, 0, NULL},                                                  \
         {"keep_alive", TERN_FIELD_ANY, AT(keep_alive), 0, 0, NULL},                                          \
+        {"logprobs", TERN_FIELD_BOOL, AT(logprobs), 0, 0, NULL},                                             \
+        {"top_logprobs", TERN_FIELD_INT, AT(top_logprobs), 0, TERN_MAX_LOGPROB, NULL},                       \
     {                                                                                                        \
         "think", TERN_FIELD_ANY, AT(thinking), 0, 0, NULL                                                    \
     }
@@ -117,9 +119,8 @@ static int read_options(struct tern_job *j, struct tern_fault *f)
     if (g->n > ctx)
         return tern_fault_set(f, 400, "invalid_value", "num_ctx",
                               "options.num_ctx: the server was started with a context of %d tokens (--ctx)", ctx);
-    if (g->max_tokens == 0) /* "num_predict": 0 only reads the prompt; -1 and -2: until the context is full */
-        g->max_completion_tokens = 0;
-    g->max_tokens = g->max_tokens < 0 ? TERN_ASK_UNSET : g->max_tokens;
+    if (g->max_tokens <= 0) /* "num_predict": below 1 there is no limit but the context */
+        g->max_tokens = TERN_ASK_UNSET;
     g->n = TERN_ASK_UNSET;
     return 0;
 }
@@ -163,6 +164,8 @@ static int read_request(struct tern_job *j, const struct tern_field *table, stru
         return -1;
     if (!json_object_get(j->root, "stream") || json_is_null(json_object_get(j->root, "stream")))
         j->ask->stream = true; /* its default */
+    if (j->ask->top_logprobs > 0 && !j->ask->logprobs)
+        return tern_fault_set(f, 400, "invalid_value", "top_logprobs", "top_logprobs needs \"logprobs\": true");
     if (read_options(j, f) < 0 || read_think(j, f) < 0 || read_format(j->ask, f) < 0)
         return -1;
     return tern_ask_request(j, f);
@@ -263,6 +266,19 @@ static json_t *line(const struct tern_job *j, json_t *content, json_t *thinking,
     return out;
 }
 
+/* A line gets what is known of the tokens that came since the one before. */
+static json_t *with_logprobs(const struct tern_job *j, struct tern_choice *c, json_t *out)
+{
+    if (!j->ask->logprobs || !c->scores)
+        return out;
+    json_t *scores = tern_scores_chat(j->served->model, c->scores);
+    (void)json_object_set(out, "logprobs", json_object_get(scores, "content"));
+    json_decref(scores);
+    json_decref(c->scores);
+    c->scores = NULL;
+    return out;
+}
+
 static json_t *call_object(const json_t *name, const char *arguments, size_t n)
 {
     return json_pack("{s{sO so}}", "function", "name", name, "arguments", tern_json_arguments(arguments, n));
@@ -283,7 +299,7 @@ static void close_line(const struct tern_job *j, json_t *out)
 
 static void end_whole(struct tern_job *j)
 {
-    const struct tern_choice *c = &j->choices[0];
+    struct tern_choice *c = &j->choices[0];
     json_t *calls = c->calls ? json_array() : NULL, *call;
     size_t i;
     json_array_foreach(c->calls, i, call)
@@ -295,17 +311,17 @@ static void end_whole(struct tern_job *j)
     json_t *out = line(j, tern_json_chars(c->text.p, c->text.len),
                        c->reasoning.len ? tern_json_chars(c->reasoning.p, c->reasoning.len) : NULL, calls);
     close_line(j, out);
-    tern_job_answer(j, out);
+    tern_job_answer(j, with_logprobs(j, c, out));
 }
 
 static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e)
 {
     switch (e->kind) {
     case TERN_EVENT_TEXT:
-        tern_job_line(j, line(j, tern_json_chars(e->text, e->n), NULL, NULL));
+        tern_job_line(j, with_logprobs(j, c, line(j, tern_json_chars(e->text, e->n), NULL, NULL)));
         break;
     case TERN_EVENT_REASONING:
-        tern_job_line(j, line(j, json_string(""), tern_json_chars(e->text, e->n), NULL));
+        tern_job_line(j, with_logprobs(j, c, line(j, json_string(""), tern_json_chars(e->text, e->n), NULL)));
         break;
     case TERN_EVENT_CALL_BEGIN:
         json_decref(j->items);
@@ -338,7 +354,7 @@ static void end(struct tern_job *j)
     }
     json_t *last = line(j, json_string(""), NULL, NULL);
     close_line(j, last);
-    tern_job_line(j, last);
+    tern_job_line(j, with_logprobs(j, &j->choices[0], last));
 }
 
 static void failed(struct tern_job *j, const struct tern_fault *f)
