@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 
-from serve_lib import MODEL, TERN, Server, check, finish, same, status_of
+from serve_lib import MODEL, TERN, TIMEOUT, Server, check, finish, same, status_of, wire
 
 LONG = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "stream": True, "temperature": 0}
 
@@ -33,6 +33,53 @@ def stops(s, name, seconds=2.0):
     began = time.time()
     ok = s.wait_idle(30)
     check(ok and time.time() - began < seconds, name, "stops the work, took", round(time.time() - began, 2))
+
+
+def half_closed(c, data):
+    """All that comes back to a client that closes its side behind its request."""
+    c.settimeout(TIMEOUT)
+    c.sendall(data)
+    c.shutdown(socket.SHUT_WR)
+    got = b""
+    while piece := c.recv(65536):
+        got += piece
+    c.close()
+    return got
+
+
+def test_half_closed(s):
+    """nc -N: whoever sends no more may still read."""
+    body = {"prompt": "hello", "max_tokens": 300, "temperature": 0, "ignore_eos": True, "logit_bias": {"65": 500}}
+    before = s.metric("tern_http_disconnects_total")
+    for data in (wire("/v1/completions", body), wire("/v1/completions", body).replace(b"Connection: close\r\n", b"")):
+        got = half_closed(s.socket(), data)
+        got = got.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+        head, _, text = got.partition(b"\r\n\r\n")
+        check(head.startswith(b"HTTP/1.1 200 ") and b"\r\nConnection: close" in head, "an answer", got[:300])
+        same(json.loads(text)["choices"][0]["text"], "A" * 300, "which is whole")
+    got = half_closed(s.socket(), wire("/v1/completions", {**body, "stream": True}))
+    check(got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), "a stream", got[-200:])
+    for _ in range(20):
+        check(b'"status"' in half_closed(s.socket(), wire("/health")), "an answer at once")
+    got = half_closed(s.socket(), (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + wire("/v1/completions", body)) * 2)
+    same((got.count(b"HTTP/1.1 200 OK"), got.count(b"AAAA" * 75)), (2, 1), "requests that were sent ahead, up to Connection: close")
+    same(s.metric("tern_http_disconnects_total"), before, "nobody has left")
+    with tempfile.TemporaryDirectory() as d, Server("--unix", os.path.join(d, "socket"), port=False) as unix:
+        def ask(data, sends_no_more):
+            c = socket.socket(socket.AF_UNIX)
+            c.connect(unix.path)
+            if sends_no_more:
+                return half_closed(c, data)
+            c.sendall(data)
+            c.close()
+        check(ask(wire("/v1/completions", body), True).startswith(b"HTTP/1.1 200 "), "by a Unix socket")
+        ask(request("/v1/completions", {**LONG, "stream": False}), False)
+        for _ in range(100):
+            left = re.search(rb"tern_http_disconnects_total(?:{[^}]*})? (\d+)", ask(wire("/metrics"), True))
+            if left and int(left[1]):
+                break
+            time.sleep(0.05)
+        check(left and int(left[1]) == 1, "who leaves there is noticed", left)
 
 
 def test_disconnect(s):
@@ -412,7 +459,7 @@ def test_limits():
 
 
 with Server() as server:
-    for test in (test_disconnect, test_prompts, test_slow_reader, test_batch, test_crowd, test_idle):
+    for test in (test_half_closed, test_disconnect, test_prompts, test_slow_reader, test_batch, test_crowd, test_idle):
         test(server)
     same(server.stop(15), 0, "status after SIGTERM")
 test_comments()

@@ -3,6 +3,7 @@
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/bufferevent_ssl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@ enum state {
 /* What a client may send ahead while it waits for an answer. */
 #define MAX_AHEAD ((size_t)64 << 10)
 #define LINGER_S  2.0
+#define LOOK_S    0.1 /* how often a client that sends no more is looked after */
 #define ID_SIZE   40
 
 struct tern_http_call {
@@ -46,11 +48,13 @@ struct tern_http_conn {
     struct event *timer, *soon; /* the state's deadline; work that must not happen within a callback */
     enum state state;
     bool is_unix, head_begun;
+    bool mute;      /* the client has closed its side: it sends no more, and may still read */
     size_t scanned; /* bytes of a head that hold no end */
     struct tern_http_call call;
 };
 
 static void read_on(struct tern_http_conn *c);
+static void look_after(struct tern_http_conn *c);
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -172,6 +176,8 @@ static void hand_over(struct tern_http_conn *c)
     c->state = ANSWER;
     set_deadline(c, 0);
     c->http->p.handle(c->http->p.user, &c->call);
+    if (c->mute && c->state == ANSWER) /* it was sent ahead */
+        look_after(c);
 }
 
 static void make_id(struct tern_http_call *call)
@@ -326,7 +332,7 @@ static void on_written(struct bufferevent *bev, void *arg)
     struct tern_http_conn *c = arg;
     if (c->state != FLUSH || evbuffer_get_length(bufferevent_get_output(bev)) > 0)
         return;
-    if (c->http->tls) {
+    if (c->http->tls || c->mute) {
         doom(c);
         return;
     }
@@ -335,12 +341,57 @@ static void on_written(struct bufferevent *bev, void *arg)
     set_deadline(c, LINGER_S);
 }
 
+/* Both sides are closed, as far as the kernel knows. */
+static bool is_gone(const struct tern_http_conn *c)
+{
+    struct pollfd p = {.fd = bufferevent_getfd(c->bev)};
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLERR | POLLHUP));
+}
+
+/* A client that sends no more while its answer is made has gone, or waits for it: by TCP both look alike until
+ * something is written, for a kernel whose socket is closed answers that with a reset.  An interim response, which
+ * every client of HTTP/1.1 skips, is something; a stream writes anyway.  Unix sockets tell without. */
+static void look_after(struct tern_http_conn *c)
+{
+    struct tern_http_call *call = &c->call;
+    if (evbuffer_get_length(bufferevent_get_input(c->bev)) == 0)
+        call->close = true;
+    if (!c->is_unix && !call->begun && bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25) < 0)
+        doom(c);
+    else
+        set_deadline(c, LOOK_S);
+}
+
+/* The client has closed its side, or all. */
+static void on_end(struct tern_http_conn *c)
+{
+    const bool unsent = evbuffer_get_length(bufferevent_get_output(c->bev)) > 0;
+    const bool old = !c->is_unix && !c->call.begun && c->call.head.minor == 0; /* has no interim responses */
+    c->mute = true;
+    if (!c->http->tls && !is_gone(c)) {
+        if (c->state == ANSWER && !old) {
+            look_after(c);
+            return;
+        }
+        if (c->state == HEAD && !c->head_begun && unsent) {
+            c->state = FLUSH;
+            set_deadline(c, 0);
+        }
+        if (c->state == FLUSH && unsent)
+            return;
+    }
+    tern_http_conn_free(c);
+}
+
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
     (void)bev;
     struct tern_http_conn *c = arg;
-    if (what & (BEV_EVENT_EOF | BEV_EVENT_ERROR | BEV_EVENT_TIMEOUT))
+    if ((what & BEV_EVENT_ERROR) || (what & BEV_EVENT_TIMEOUT) ||
+        ((what & BEV_EVENT_EOF) && (what & BEV_EVENT_WRITING)))
         tern_http_conn_free(c);
+    else if (what & BEV_EVENT_EOF)
+        on_end(c);
 }
 
 static void on_deadline(evutil_socket_t fd, short what, void *arg)
@@ -350,6 +401,8 @@ static void on_deadline(evutil_socket_t fd, short what, void *arg)
     struct tern_http_conn *c = arg;
     if ((c->state == HEAD && c->head_begun) || c->state == BODY)
         malformed(c, 408, "the request took too long to arrive");
+    else if (c->state == ANSWER && !is_gone(c))
+        set_deadline(c, LOOK_S);
     else
         tern_http_conn_free(c);
 }
@@ -536,7 +589,8 @@ static void write_head(struct tern_http_call *call, int status, const char *type
 static void finish(struct tern_http_call *call)
 {
     struct tern_http_conn *c = call->conn;
-    bool last = call->close || c->http->draining;
+    const bool no_more = c->mute && evbuffer_get_length(bufferevent_get_input(c->bev)) == 0;
+    bool last = call->close || c->http->draining || no_more;
     if (call->broken && c->state != DOOMED)
         doom(c);
     if (c->state == DOOMED) {

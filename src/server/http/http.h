@@ -4,7 +4,8 @@
  * answers requests sees calls.  Everything here belongs to the thread that runs the event base.
  *
  * A call lives from the handler until its answer is complete (tern_http_reply, tern_http_end) or its client is gone,
- * whichever comes first.  `gone` tells of the latter; after either nobody may touch the call again. */
+ * whichever comes first.  `gone` tells of the latter; after either nobody may touch the call again.  A client that has
+ * closed its own side alone is not gone (over TLS and in HTTP/1.0 it is). */
 #ifndef TERN_SERVER_HTTP_H
 #define TERN_SERVER_HTTP_H
 
