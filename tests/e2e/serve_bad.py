@@ -181,6 +181,7 @@ def chat_rows():
     for ids in ([], [305], [-1], ["a"], "a"):
         yield {"allowed_token_ids": ids}, "allowed_token_ids"
     yield {"allowed_token_ids": [299], "min_tokens": 1}, "allowed_token_ids"
+    yield {"allowed_token_ids": [65], "stop_token_ids": [65], "min_tokens": 1}, "allowed_token_ids"
     yield {"allowed_token_ids": [65], "guided_regex": "a"}, "allowed_token_ids"
     yield {"include_stop_str_in_output": 1}, "include_stop_str_in_output"
 

@@ -163,6 +163,19 @@ static int read_bias(struct tern_ask *g, int n_vocab, struct tern_fault *f)
     return n;
 }
 
+/* Would it end the reply? */
+static bool ends(const struct tern_job *j, int32_t id)
+{
+    size_t i;
+    const json_t *v;
+    json_array_foreach(j->ask->stop_ids, i, v)
+    {
+        if (json_is_integer(v) && json_integer_value(v) == id)
+            return true;
+    }
+    return !j->ask->ignore_eos && tern_model_is_eog(j->served->model, id);
+}
+
 /* What allowed_token_ids lacks gets the bias -INFINITY, behind the n biases that are there; the new number of them. */
 static int read_allowed(struct tern_job *j, int n, int n_vocab, struct tern_fault *f)
 {
@@ -172,15 +185,17 @@ static int read_allowed(struct tern_job *j, int n, int n_vocab, struct tern_faul
         return n;
     int32_t *ids = calloc(json_array_size(g->allowed_ids) + 1, sizeof *ids);
     bool *allowed = calloc((size_t)n_vocab, sizeof *allowed);
-    if (!ids || !allowed)
-        rc = tern_fault_set(f, 503, NULL, NULL, "out of memory");
-    else
-        rc = take_ids(g->allowed_ids, "allowed_token_ids", n_vocab, ids, f);
+    if (!ids || !allowed) {
+        free(ids);
+        free(allowed);
+        return tern_fault_set(f, 503, NULL, NULL, "out of memory");
+    }
+    rc = take_ids(g->allowed_ids, "allowed_token_ids", n_vocab, ids, f);
     for (int i = 0; i < rc; i++) {
         allowed[ids[i]] = true;
-        n_ends += tern_model_is_eog(j->served->model, ids[i]);
+        n_ends += g->min_tokens > 0 && ends(j, ids[i]);
     }
-    if (rc == 0 || (rc > 0 && n_ends == rc && g->min_tokens > 0))
+    if (rc == 0 || (rc > 0 && n_ends == rc))
         rc = tern_fault_set(f, 400, "invalid_value", "allowed_token_ids",
                             "allowed_token_ids must have at least one id%s",
                             rc ? " that ends no reply, beside min_tokens" : "");
