@@ -113,6 +113,7 @@ typedef struct tern_request { /* zero-initialise, then tern_request_defaults; al
     int min_tokens;  /* before that neither an end token nor a stop string ends the reply: end tokens and stop ids are
                         not picked, stop strings are text */
     bool ignore_eos; /* end tokens are text like others */
+    bool continues;  /* as in tern_generate_params */
     tern_sampler_params sampler; /* choice i draws with seed + i: choice 0 is what n_choices 1 gives */
     int n_choices;               /* from one prompt; 0 = 1 */
     const char *const *stop;     /* n_stop strings, as in tern_generate_params; none of them empty */

@@ -567,6 +567,8 @@ typedef struct tern_generate_params {
     const int32_t *stop_ids; /* n_stop_ids tokens that end the text like the model's own */
     int n_stop_ids;
     bool ignore_eog;
+    bool continues; /* the text goes on from the prompt's: a space that it begins with is part of it, where decoding
+                       drops that of other texts */
     /* Text as it becomes certain (a possible beginning of a stop string is held back).  Nonzero ends the generation.
      * It may read the sequence, and do nothing else with it. */
     int (*on_text)(void *user, const char *text, size_t n);

@@ -309,6 +309,7 @@ static int generate(struct run *r, tern_error *err)
 {
     r->params.max_tokens = (int)r->a->v[TERN_OPT_MAX_TOKENS].i;
     r->params.ignore_eog = r->a->v[TERN_OPT_IGNORE_EOS].n > 0;
+    r->params.continues = r->a->v[TERN_OPT_RAW].n || !tern_model_get_info(r->setup.model)->has_template;
     r->params.on_text = on_text;
     r->params.on_prefill = on_prefill;
     r->params.user = r;

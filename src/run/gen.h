@@ -18,7 +18,7 @@ typedef int tern_gen_text_fn(void *user, const char *text, size_t n);
 struct tern_gen_params { /* arrays and texts are borrowed for the machine's life */
     tern_sampler_params sampler;
     int max_tokens, min_tokens; /* as in tern_request */
-    bool ignore_eog;
+    bool ignore_eog, continues;
     const char *const *stop;
     int n_stop;
     const int32_t *stop_ids;

@@ -79,6 +79,7 @@ int tern_generate(tern_engine *e, tern_seq *s, const int32_t *prompt, int n_prom
     struct tern_gen_params gp = {.sampler = p->sampler,
                                  .max_tokens = p->max_tokens,
                                  .ignore_eog = p->ignore_eog,
+                                 .continues = p->continues,
                                  .stop = p->stop,
                                  .n_stop = p->n_stop,
                                  .stop_ids = p->stop_ids,

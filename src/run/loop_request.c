@@ -207,6 +207,7 @@ static int open_choice(struct tern_choice *c, const tern_request *r, tern_error 
                                 .max_tokens = r->max_tokens,
                                 .min_tokens = r->min_tokens,
                                 .ignore_eog = r->ignore_eos,
+                                .continues = r->continues,
                                 .stop = q->r.stop,
                                 .n_stop = r->n_stop,
                                 .stop_ids = q->r.stop_ids,

@@ -401,9 +401,11 @@ def test_around():
             out = subprocess.run([TERN, "run", "-m", path, "-p", "ab", "-n", "8", "--raw"], capture_output=True, check=True)
             same(out.stdout.decode("utf-8", "replace"), a["choices"][0]["text"], "tern run --raw")
             same(s.complete("ab", add_special_tokens=False).json["usage"]["prompt_tokens"], 3, "add_special_tokens")
+            spaces = ["run", "-m", path, "-p", "ab", "-n", "3", "--raw", "--logit-bias", "259=500"]
+            same(subprocess.run([TERN, *spaces], capture_output=True, check=True).stdout, b"   ", "a space that text goes on with")
             ids = ids[:-1]
             for prompt in ("ab", ids):
-                for bias, text, offsets in ((1, "", [2, 2, 2]), (260, "aaa", [2, 3, 4])):  # <s>, a letter
+                for bias, text, offsets in ((1, "", [2, 2, 2]), (260, "aaa", [2, 3, 4]), (259, "   ", [2, 3, 4])):  # <s>, a letter, a space
                     asked = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 3, "logit_bias": {str(bias): 500}}
                     c = s.post("/v1/completions", asked).json["choices"][0]
                     same((c["text"], c["logprobs"]["text_offset"]), ("ab" + text, [0, 0, 0, 1] + offsets), prompt, bias)

@@ -400,6 +400,7 @@ int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
         return -1;
     if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, &j->lanes[0].borders, f) < 0)
         return -1;
+    j->ask->request.continues = j->ask->continues;
     make_reply(j->ask, &j->lanes[0].ids);
     return tern_ask_check_prompt(j, &j->lanes[0], f);
 }

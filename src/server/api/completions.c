@@ -108,6 +108,7 @@ int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, str
 {
     bool several = json_is_array(p) && !json_is_integer(json_array_get(p, 0));
     size_t n = several ? json_array_size(p) : 1;
+    j->ask->request.continues = true;
     if (!p)
         return tern_fault_set(f, 400, "missing_required_parameter", param, "%s is missing", param);
     if (n == 0 || n > MAX_PROMPTS)
@@ -198,12 +199,23 @@ static void begin_choice(const struct tern_job *j, struct tern_choice *c, struct
         (void)json_array_extend(scores, c->lane->scores);
 }
 
+/* As the reply's own text begins: behind the prompt's last token. */
+static int begin_spelling(const struct tern_job *j, struct tern_choice *c, tern_error *err)
+{
+    const char *text;
+    size_t n;
+    const tern_tokens *ids = &c->lane->ids;
+    int rc = tern_stream_new(&c->spelled, j->served->model, false, err);
+    rc = rc < 0 ? rc : tern_stream_push(c->spelled, ids->p[ids->len - 1], &text, &n, err);
+    return rc < 0 ? rc : tern_stream_finish(c->spelled, &text, &n, err);
+}
+
 /* The scores of a choice move to the list, each with the place of its token in the text: c->part, characters so far.
  * The text itself may be behind, where it could become a stop string. */
 static void take_scores(const struct tern_job *j, struct tern_choice *c, json_t *scores)
 {
     tern_error err = {0};
-    int rc = c->spelled || !c->scores ? 0 : tern_stream_new(&c->spelled, j->served->model, false, &err);
+    int rc = c->spelled || !c->scores ? 0 : begin_spelling(j, c, &err);
     size_t i;
     json_t *t;
     json_array_foreach(c->scores, i, t)
