@@ -208,6 +208,27 @@ static void notation(void **state)
     check_matches("(?i:'s)", "'S '\xC5\xBF", "['S] ['\xC5\xBF]");
 }
 
+/* ---- as Hugging Face has it ------------------------------------------------------------------------------------- */
+
+#define WORDS(more, flags)                                                                                            \
+    "{\"type\":\"BPE\",\"unk_token\":\"<unk>\"," flags "\"vocab\":{\"<unk>\":0,\"<s>\":1,\"</s>\":2,\"a\":3,\"b\":4," \
+    "\"ab\":5" more "},\"merges\":[[\"a\",\"b\"]]}"
+
+/* The \w of "Whitespace" is Unicode's: joiners and letters in squares are part of words, raised digits are not. */
+static void words_of_whitespace(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t =
+        good(PARTS("{\"type\":\"Whitespace\"}", FUSE,
+                   WORDS(",\"a\xE2\x80\x8D\":9,\"a\xF0\x9F\x85\xB0\":10,\"a\xC2\xB2\":11,\"\xC2\xB2\":12",
+                         "\"ignore_merges\":true,")),
+             NULL, NULL);
+    CHECK(t, "a\xE2\x80\x8D ab", 0, 9, 5);
+    CHECK(t, "a\xF0\x9F\x85\xB0 ab", 0, 10, 5);
+    CHECK(t, "a\xC2\xB2 ab", 0, 3, 12, 5);
+    tern_tokenizer_free(t);
+}
+
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
 
 static void refused_with(const char *tokenizer, const char *config, const char *generation, int code, const char *words)
@@ -345,6 +366,7 @@ int main(void)
         FIXTURE("t5"),
         cmocka_unit_test(beginnings_and_ends),
         cmocka_unit_test(notation),
+        cmocka_unit_test(words_of_whitespace),
         cmocka_unit_test(windows),
         cmocka_unit_test(endless_looks),
         cmocka_unit_test(unsupported_parts),
