@@ -229,6 +229,24 @@ static void words_of_whitespace(void **state)
     tern_tokenizer_free(t);
 }
 
+/* Behind another step "first" means the piece in front of which there is nothing, and it alone. */
+static void first_piece(void **state)
+{
+    (void)state;
+#define FIRST        "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"split\":false}"
+#define BEHIND(what) "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":" what "}," FIRST "]}"
+#define MARKED       WORDS(",\"_\":6", "")
+    struct tern_tokenizer *t = good(PARTS(BEHIND("\"WhitespaceSplit\""), FUSE, MARKED), NULL, NULL);
+    CHECK(t, "ab b", 0, 6, 5, 4);
+    CHECK(t, " ab", 0, 5);
+    CHECK(t, "<s>ab", TERN_TOK_SPECIAL, 1, 5);
+    tern_tokenizer_free(t);
+    t = good(PARTS(BEHIND("\"CharDelimiterSplit\",\"delimiter\":\"a\""), FUSE, MARKED), NULL, NULL);
+    CHECK(t, "bab", 0, 6, 4, 4);
+    CHECK(t, "ab", 0, 4);
+    tern_tokenizer_free(t);
+}
+
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
 
 static void refused_with(const char *tokenizer, const char *config, const char *generation, int code, const char *words)
@@ -369,6 +387,7 @@ int main(void)
         cmocka_unit_test(words_of_whitespace),
         cmocka_unit_test(windows),
         cmocka_unit_test(endless_looks),
+        cmocka_unit_test(first_piece),
         cmocka_unit_test(unsupported_parts),
         cmocka_unit_test(broken_files),
     };
