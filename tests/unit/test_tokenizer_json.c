@@ -247,6 +247,35 @@ static void first_piece(void **state)
     tern_tokenizer_free(t);
 }
 
+/* A word, what merges take and a character are looked up in the model's vocabulary; an added token is found in front of
+ * all that, or not at all. */
+static void added_tokens_are_no_pieces(void **state)
+{
+    (void)state;
+#define ADDED(model)                                                                                               \
+    "{\"added_tokens\":[{\"id\":9,\"content\":\"ba\",\"single_word\":true},{\"id\":10,\"content\":\"c\",\"single_" \
+    "word\":"                                                                                                      \
+    "true},{\"id\":5,\"content\":\"ab\",\"single_word\":true}],\"pre_tokenizer\":"                                 \
+    "{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Removed\"},\"decoder\":" FUSE               \
+    ",\"model\":" model "}"
+#define WHOLE WORDS(",\"cd\":6,\"-\":7", "\"ignore_merges\":true,")
+    struct tern_tokenizer *t = good(ADDED(WHOLE), NULL, NULL);
+    CHECK(t, "ba a", 0, 9, 0, 3); /* found as an added token */
+    CHECK(t, "ba\xC3\xA9-c", 0, 4, 3, 0, 10);
+    CHECK(t, "_-ba", 0, 0, 9);
+    CHECK(t, "_ba-a", 0, 0, 4, 3, 3); /* part of a word */
+    CHECK(t, "bac", 0, 4, 3, 0);
+    CHECK(t, "aab", 0, 3, 5); /* one that the vocabulary has too */
+    tern_tokenizer_free(t);
+    t = good(PARTS("{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Isolated\"}", FUSE, WHOLE),
+             "{\"added_tokens_decoder\":{\"6\":{\"content\":\"cd\",\"single_word\":true},\"9\":{\"content\":\"ba\","
+             "\"single_word\":true,\"special\":false}}}",
+             NULL);
+    CHECK(t, "_-cd", 0, 0, 7, 6);
+    CHECK(t, "ba\xE2\x80\x8D", 0, 4, 3, 0); /* a joiner is part of a word */
+    tern_tokenizer_free(t);
+}
+
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
 
 static void refused_with(const char *tokenizer, const char *config, const char *generation, int code, const char *words)
@@ -388,6 +417,7 @@ int main(void)
         cmocka_unit_test(windows),
         cmocka_unit_test(endless_looks),
         cmocka_unit_test(first_piece),
+        cmocka_unit_test(added_tokens_are_no_pieces),
         cmocka_unit_test(unsupported_parts),
         cmocka_unit_test(broken_files),
     };

@@ -108,7 +108,7 @@ static int check(const struct tern_tokenizer *t, const char *name, tern_error *e
     if (t->n_front > 1 || t->n_back > 1 || (t->n_front && t->front[0] != t->bos) || (t->n_back && t->back[0] != t->eos))
         return refuse(name, err, "other tokens around a text than BOS and EOS");
     for (int32_t i = 0; t->find && i < t->n_vocab; i++)
-        if (t->find[i]) {
+        if (t->find[i] & ~TERN_TOK_ALONE) {
             (void)snprintf(text, sizeof text, "that the added token '%.64s' %s", tern_tokenizer_piece(t, i),
                            t->find[i] & TERN_TOK_WORD ? "is found between words only"
                                                       : "takes the white space beside it with it");

@@ -61,8 +61,7 @@ int32_t tern_tok_plain(const struct tern_tokenizer *t, const char *p, size_t n)
     if (t->algo == TERN_TOK_BYTE_BPE || t->algo == TERN_TOK_SCORE_BPE)
         return tern_tok_map_get(&t->by_bytes, &t->bytes, p, n);
     int32_t id = tern_tok_map_get(&t->by_piece, &t->piece, p, n);
-    bool plain = id >= 0 && (t->type[id] == TERN_TOK_NORMAL || t->type[id] == TERN_TOK_USER);
-    return plain ? id : -1;
+    return id >= 0 && tern_tok_is_piece(t, id) ? id : -1;
 }
 
 /* Whether a character becomes bytes: of score BPE those that there are, of others all or none. */

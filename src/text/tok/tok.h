@@ -100,6 +100,7 @@ enum {
     TERN_TOK_WORD = 1,   /* only between characters that are not part of a word */
     TERN_TOK_LSTRIP = 2, /* with the white space before it */
     TERN_TOK_RSTRIP = 4, /* with the white space behind it */
+    TERN_TOK_ALONE = 8,  /* in this way alone: it is no piece of the model's vocabulary */
 };
 
 struct tern_tokenizer {
@@ -158,6 +159,9 @@ size_t tern_tok_undo_marks(const char *p, size_t n, char *out);
 /* "<0x0A>" -> 10, anything else -> -1. */
 int tern_tok_byte_of_piece(const char *p, size_t n);
 
+/* Whether plain text may become the token.  User-defined tokens are also pieces like others (runs of spaces, for
+ * example), but those that a tokenizer.json adds to the model's vocabulary. */
+bool tern_tok_is_piece(const struct tern_tokenizer *t, int32_t id);
 /* Fills byte_id from the tokens of that type that stand for one byte. */
 void tern_tok_find_bytes(struct tern_tokenizer *t, enum tern_tok_type type);
 /* Fills by_bytes and max_bytes. */
