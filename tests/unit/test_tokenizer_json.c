@@ -276,6 +276,30 @@ static void added_tokens_are_no_pieces(void **state)
     tern_tokenizer_free(t);
 }
 
+/* Of byte-level BPE a run of bytes without tokens is one unknown token, where the model fuses; without an unknown token
+ * what has none is left out and its neighbours meet; and bytes stand in for characters whatever the decoder does. */
+static void unknown_text(void **state)
+{
+    (void)state;
+#define LEVEL(flags) \
+    PARTS("{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", "{\"type\":\"ByteLevel\"}", WORDS("", flags))
+    struct tern_tokenizer *t = good(LEVEL("\"fuse_unk\":true,"), NULL, NULL);
+    CHECK(t, "accb", 0, 3, 0, 4);
+    tern_tokenizer_free(t);
+    t = good(LEVEL(""), NULL, NULL);
+    CHECK(t, "accb", 0, 3, 0, 0, 4);
+    tern_tokenizer_free(t);
+    t = good(PARTS("null", FUSE, "{\"type\":\"BPE\",\"vocab\":" VOCAB ",\"merges\":[[\"a\",\"b\"]]}"), NULL, NULL);
+    CHECK(t, "acb", 0, 5);
+    tern_tokenizer_free(t);
+    t = good(PARTS("null", FUSE, WORDS(",\"<0xC3>\":6,\"<0xA9>\":7", "\"byte_fallback\":true,")), NULL, NULL);
+    CHECK(t,
+          "a\xC3\xA9"
+          "cb",
+          0, 3, 6, 7, 0, 4);
+    tern_tokenizer_free(t);
+}
+
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
 
 static void refused_with(const char *tokenizer, const char *config, const char *generation, int code, const char *words)
@@ -418,6 +442,7 @@ int main(void)
         cmocka_unit_test(endless_looks),
         cmocka_unit_test(first_piece),
         cmocka_unit_test(added_tokens_are_no_pieces),
+        cmocka_unit_test(unknown_text),
         cmocka_unit_test(unsupported_parts),
         cmocka_unit_test(broken_files),
     };

@@ -73,8 +73,15 @@ void tern_tok_find_bytes(struct tern_tokenizer *t, enum tern_tok_type type)
     for (int32_t i = 0; i < t->n_vocab; i++) {
         size_t n;
         const char *p = tern_tok_string(&t->bytes, i, &n);
-        if (t->type[i] == type && n == 1 && t->byte_id[(uint8_t)*p] < 0)
+        if (type == TERN_TOK_BYTE && t->type[i] == type) {
+            /* By its spelling: what it is decoded to is for the file's decoder to say. */
+            p = tern_tok_string(&t->piece, i, &n);
+            const int byte = tern_tok_byte_of_piece(p, n);
+            if (byte >= 0 && t->byte_id[byte] < 0)
+                t->byte_id[byte] = i;
+        } else if (t->type[i] == type && n == 1 && t->byte_id[(uint8_t)*p] < 0) {
             t->byte_id[(uint8_t)*p] = i;
+        }
     }
     t->all_bytes = true;
     for (int b = 0; b < 256; b++)

@@ -358,7 +358,7 @@ static int read_bpe(struct tern_tok_json *j, const json_t *model, tern_error *er
     TERN_TRY(tern_tok_index_bytes(t, err));
     tern_tok_find_bytes(t, TERN_TOK_NORMAL);
     index_added(t);
-    for (int b = 0; b < 256; b++)
+    for (int b = 0; b < 256 && !t->fuse_unknown; b++) /* else the encoder knows it by the lack of a token */
         if (t->byte_id[b] < 0)
             t->byte_id[b] = t->unknown;
     (void)snprintf(t->kind, sizeof t->kind, "byte-level BPE");
