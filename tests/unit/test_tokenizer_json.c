@@ -93,6 +93,23 @@ static void beginnings_and_ends(void **state)
     tern_tokenizer_free(t);
 }
 
+/* What templates see of special tokens. */
+static void names_of_special_tokens(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t =
+        good(TINY,
+             "{\"unk_token\":\"<unk>\",\"pad_token\":{\"content\":\"</s>\",\"lstrip\":false},\"sep_token\":null,"
+             "\"cls_token\":3,\"additional_special_tokens\":[\"<|xyzw|>\",{\"content\":\"<s>\"}]}",
+             NULL);
+    assert_string_equal(tern_tokenizer_names(t), "{\"unk_token\":\"<unk>\",\"pad_token\":\"</s>\","
+                                                 "\"additional_special_tokens\":[\"<|xyzw|>\",\"<s>\"]}");
+    tern_tokenizer_free(t);
+    t = good(TINY, "{\"additional_special_tokens\":[]}", NULL);
+    assert_null(tern_tokenizer_names(t));
+    tern_tokenizer_free(t);
+}
+
 /* ---- regular expressions ---------------------------------------------------------------------------------------- */
 
 /* The matches of a pattern, each in brackets; searches begin with windows of that size. */
@@ -436,6 +453,7 @@ int main(void)
         FIXTURE("unigram"),
         FIXTURE("t5"),
         cmocka_unit_test(beginnings_and_ends),
+        cmocka_unit_test(names_of_special_tokens),
         cmocka_unit_test(notation),
         cmocka_unit_test(words_of_whitespace),
         cmocka_unit_test(windows),

@@ -385,6 +385,13 @@ static void broken_ids_and_flags(void **state)
     struct tern_tokenizer *t = load_good(&w);
     assert_int_equal(tern_tokenizer_bos(t), -1);
     assert_int_equal(tern_tokenizer_eos(t), -1);
+    assert_null(tern_tokenizer_names(t));
+    tern_tokenizer_free(t);
+    tiny_bpe(&w, "gpt-2");
+    gw_u32(&w, KEY "padding_token_id", 1);
+    gw_u32(&w, KEY "unknown_token_id", 2);
+    t = load_good(&w);
+    assert_string_equal(tern_tokenizer_names(t), "{\"unk_token\":\"a\",\"pad_token\":\"</s>\"}");
     tern_tokenizer_free(t);
     start(&w, "gpt2");
     gw_str_array(&w, KEY "tokens", tiny_tokens, TINY);

@@ -314,6 +314,7 @@ static int put_all(struct tern_gguf *g, const struct tern_tokenizer *t, const ch
     TERN_TRY(put_id(g, KEY "bos_token_id", t->bos, err));
     TERN_TRY(put_id(g, KEY "eos_token_id", t->eos, err));
     TERN_TRY(put_id(g, KEY "unknown_token_id", t->unknown, err));
+    TERN_TRY(tern_tok_names_to_gguf(g, t, err));
     TERN_TRY(tern_gguf_put_bool(g, KEY "add_bos_token", t->n_front > 0, err));
     TERN_TRY(tern_gguf_put_bool(g, KEY "add_eos_token", t->n_back > 0, err));
 out:

@@ -198,6 +198,7 @@ static int read_special(struct load *l, tern_error *err)
     if (id >= 0)
         t->eog[id] = true;
     tern_tok_find_ends(t);
+    TERN_TRY(tern_tok_names_from_file(t, l->f, err));
 out:
     return rc;
 }

@@ -473,6 +473,7 @@ static int read_special(struct tern_tok_json *j, tern_error *err)
     if (t->eos >= 0)
         t->eog[t->eos] = true;
     tern_tok_find_ends(t);
+    TERN_TRY(tern_tok_names_from_config(t, j->config, err));
 out:
     return rc;
 }

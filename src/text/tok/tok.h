@@ -117,6 +117,7 @@ struct tern_tokenizer {
     int32_t bos, eos, unknown;
     int32_t front[TERN_TOK_MAX_AROUND], back[TERN_TOK_MAX_AROUND]; /* what TERN_TOK_BOS_EOS adds */
     int n_front, n_back;
+    char *names;   /* tern_tokenizer_names */
     uint8_t *type; /* [n_vocab] enum tern_tok_type */
     bool *eog;     /* [n_vocab] */
     uint8_t *find; /* [n_vocab] TERN_TOK_WORD ...; NULL: all 0 */
@@ -179,6 +180,11 @@ bool tern_tok_add_merge_text(struct tern_tokenizer *t, const char *p, size_t n, 
 /* The scores with which score BPE does what t, character BPE, does with its merges.  *same false: there are none.
  * scores: [n_vocab] (scores.c). */
 int tern_tok_scores(const struct tern_tokenizer *t, float *scores, bool *same, tern_error *err);
+
+/* t->names out of a GGUF file, and into one (names.c). */
+struct tern_gguf;
+int tern_tok_names_from_file(struct tern_tokenizer *t, const struct tern_file *f, tern_error *err);
+int tern_tok_names_to_gguf(struct tern_gguf *g, const struct tern_tokenizer *t, tern_error *err);
 
 /* ---- vocabulary (vocab.c) ---------------------------------------------------------------------------------------- */
 
