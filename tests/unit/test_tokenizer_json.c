@@ -293,6 +293,29 @@ static void added_tokens_are_no_pieces(void **state)
     tern_tokenizer_free(t);
 }
 
+/* White space that an added token takes with it may be a token too. */
+static void white_space_behind_tokens(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t =
+        good(PARTS("null", FUSE, MODEL),
+             "{\"added_tokens_decoder\":{\"6\":{\"content\":\"<y>\",\"rstrip\":true,\"normalized\":false},"
+             "\"7\":{\"content\":\"\\n\\n\",\"normalized\":false}}}",
+             NULL);
+    CHECK(t, "<y>  ab", 0, 6, 5);
+    CHECK(t, "<y>\n\n", 0, 6, 7);
+    CHECK(t, "<y>\n\n\n\nab", 0, 6, 7, 7, 5);
+    CHECK(t, "<y>\nab", 0, 6, 5);
+    tern_tokenizer_free(t);
+    t = good(PARTS("null", FUSE, MODEL),
+             "{\"added_tokens_decoder\":{\"6\":{\"content\":\"<y>\",\"rstrip\":true,\"normalized\":false},"
+             "\"7\":{\"content\":\"\\n\\n\",\"lstrip\":true,\"normalized\":false}}}",
+             NULL);
+    CHECK(t, "<y>\n\n\n\nab", 0, 6, 5);
+    CHECK(t, "a \n\nab", 0, 3, 7, 5);
+    tern_tokenizer_free(t);
+}
+
 /* Of byte-level BPE a run of bytes without tokens is one unknown token, where the model fuses; without an unknown token
  * what has none is left out and its neighbours meet; and bytes stand in for characters whatever the decoder does. */
 static void unknown_text(void **state)
@@ -460,6 +483,7 @@ int main(void)
         cmocka_unit_test(endless_looks),
         cmocka_unit_test(first_piece),
         cmocka_unit_test(added_tokens_are_no_pieces),
+        cmocka_unit_test(white_space_behind_tokens),
         cmocka_unit_test(unknown_text),
         cmocka_unit_test(unsupported_parts),
         cmocka_unit_test(broken_files),
