@@ -23,6 +23,7 @@ typedef struct tern_convert_report {
     int chunks;         /* in which the weights were written ... */
     int chunks_kept;    /* ... and how many of them an earlier, interrupted run had written */
     char tokenizer[64]; /* "BPE, pre-tokenizer qwen2", "none" */
+    char differs[512];  /* a sentence where llama.cpp would compute something else with the new file; "" */
 } tern_convert_report;
 
 /* Writes the model `from` (a GGUF file, any part of a split one, or a directory of safetensors) as the GGUF file `to`.

@@ -43,6 +43,7 @@ int tern_convert(const char *from, const char *to, const tern_convert_params *pa
     TERN_TRY(tern_file_open(&f, from, err));
     p.f = f;
     TERN_TRY(tern_convert_plan_make(&p, params, err));
+    tern_convert_differs(&p, report->differs, sizeof report->differs);
     TERN_TRY(describe(&p, report, err));
     TERN_TRY(tern_convert_write(&p, to, params, report, err));
 out:

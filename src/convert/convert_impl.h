@@ -95,6 +95,9 @@ int tern_convert_metadata(struct plan *p, const tern_convert_params *params, ter
 /* Llama 3's scaling of rotary frequencies is a tensor in GGUF: adds it where the directory has it. */
 int tern_convert_divisors(struct plan *p, tern_error *err);
 
+/* differs.c: the sentence of the report, or "". */
+void tern_convert_differs(const struct plan *p, char *out, size_t n);
+
 /* sampling.c: what generation_config.json recommends; views of the text, which may be empty. */
 int tern_convert_sampling(struct plan *p, const char *text, size_t n, tern_error *err);
 

@@ -82,6 +82,15 @@ static int fail_type(const struct tern_part *part, const struct tern_meta *m, en
                             kind_name(want));
 }
 
+static int fail_odd(const struct tern_part *part, const struct tern_meta *m, tern_error *err)
+{
+    struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->source};
+    return m->type == TERN_META_BOOL ? tern_cursor_fail(&c, (size_t)m->file_offset, TERN_EFORMAT, err,
+                                                        "the bool value is %lld, neither 0 nor 1", (long long)m->i)
+                                     : tern_cursor_fail(&c, (size_t)m->file_offset, TERN_ELIMIT, err,
+                                                        "the value %llu is too large", (unsigned long long)m->i);
+}
+
 int tern_part_int(const struct tern_part *part, const char *key, const int64_t *def, int64_t min, int64_t max,
                   int64_t *out, tern_error *err)
 {
@@ -95,6 +104,8 @@ int tern_part_int(const struct tern_part *part, const char *key, const int64_t *
     }
     if (m->type != TERN_META_INT)
         return fail_type(part, m, TERN_META_INT, err);
+    if (m->odd)
+        return fail_odd(part, m, err);
     if (m->i < min || m->i > max) {
         struct tern_cursor c = {.part = part, .table = "metadata key", .name = m->source};
         return tern_cursor_fail(&c, (size_t)m->file_offset, TERN_EFORMAT, err, "%lld is outside %lld to %lld",
@@ -125,6 +136,8 @@ int tern_file_get_float(const struct tern_file *f, const char *key, double def, 
     }
     if (m->type != TERN_META_FLOAT && m->type != TERN_META_INT)
         return fail_type(&f->parts[0], m, TERN_META_FLOAT, err);
+    if (m->odd)
+        return fail_odd(&f->parts[0], m, err);
     if (!isfinite(m->f))
         return fail_value(&f->parts[0], m, "the value is not a finite number", err);
     *out = m->f;
@@ -140,6 +153,8 @@ int tern_file_get_bool(const struct tern_file *f, const char *key, bool def, boo
     }
     if (m->type != TERN_META_BOOL)
         return fail_type(&f->parts[0], m, TERN_META_BOOL, err);
+    if (m->odd)
+        return fail_odd(&f->parts[0], m, err);
     *out = m->i != 0;
     return 0;
 }

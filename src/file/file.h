@@ -66,17 +66,29 @@ const char *tern_type_name(int type);
 int tern_type_elems(int type);
 int tern_type_bytes(int type);
 
-/* Elements that occur only inside a weight of several tensors (struct tern_quant), or as whole numbers, I32 and I64, in
- * tables of ids; nothing is multiplied by them. */
+/* Elements that occur only inside a weight of several tensors (struct tern_quant), as whole numbers, I32 and I64, in
+ * tables of ids, or in tensors that are no part of the model; nothing is multiplied by them. */
 enum tern_raw_type {
     TERN_I8 = 24,
+    TERN_I16 = 25,
     TERN_I32 = 26,
     TERN_I64 = 27,
+    TERN_F64 = 28,
     TERN_U8 = 1 << 16,
     TERN_U32,
     TERN_F8_E4M3,
-    TERN_F8_E8M0
+    TERN_F8_E8M0,
+    TERN_F8_E5M2,
+    TERN_BOOL,
+    TERN_U16,
+    TERN_U64
 };
+
+/* Is a tensor of that type made of numbers that tern reads as weights? */
+static inline bool tern_type_is_weight(int type)
+{
+    return type < TERN_I8 || (type > TERN_F64 && type < TERN_U8);
+}
 
 /* How the weights of a matrix [n, k] lie in a file.  Rows of data follow one another; so do rows of scales and zeros.
  */
@@ -162,7 +174,8 @@ struct tern_meta {
     enum tern_meta_type type;
     enum tern_meta_type elem; /* of an array */
     uint8_t stored;       /* 1 + GGUF's number of the value's type, of an array its elements'; 0: another container */
-    int64_t i;            /* INT and BOOL; a u64 above INT64_MAX is refused at open */
+    bool odd;             /* INT, BOOL, or an array with such: a u64 above INT64_MAX, a bool that is neither 0 nor 1 */
+    int64_t i;            /* INT and BOOL; where odd, its bits */
     double f;             /* FLOAT; also INT converted */
     struct tern_str s;    /* STRING */
     size_t n;             /* ARRAY: number of elements */
@@ -202,8 +215,8 @@ const struct tern_meta *tern_file_meta_at(const struct tern_file *f, size_t i);
 const struct tern_meta *tern_file_meta(const struct tern_file *f, const char *key); /* NULL when absent; O(1) */
 
 /* Typed reads.  A missing key returns the default (get_*) or fails naming the key (need_*); a value of the wrong type
- * or outside [min, max] always fails, naming file, key and offset.  get_float also takes integers, and refuses NaN and
- * infinities. */
+ * or outside [min, max], or an odd one, always fails, naming file, key and offset.  get_float also takes integers, and
+ * refuses NaN and infinities. */
 int tern_file_get_int(const struct tern_file *f, const char *key, int64_t def, int64_t min, int64_t max, int64_t *out,
                       tern_error *err);
 int tern_file_need_int(const struct tern_file *f, const char *key, int64_t min, int64_t max, int64_t *out,

@@ -18,11 +18,11 @@ static const struct known_type known_types[] = {
     {9, "Q8_1", 0, 0},
     {15, "Q8_K", 0, 0},
     {19, "IQ1_S", 0, 0},
-    {TERN_I8, "I8", 0, 0},
-    {25, "I16", 0, 0},
+    {TERN_I8, "I8", 1, 1},
+    {TERN_I16, "I16", 1, 2},
     {TERN_I32, "I32", 1, 4},
     {TERN_I64, "I64", 1, 8},
-    {28, "F64", 0, 0},
+    {TERN_F64, "F64", 1, 8},
     {29, "IQ1_M", 0, 0},
     {31, "Q4_0_4_4", 0, 0},
     {32, "Q4_0_4_8", 0, 0},
@@ -38,6 +38,10 @@ static const struct known_type known_types[] = {
     {TERN_U32, "U32", 0, 0},
     {TERN_F8_E4M3, "F8_E4M3", 0, 0},
     {TERN_F8_E8M0, "F8_E8M0", 0, 1},
+    {TERN_F8_E5M2, "F8_E5M2", 0, 1},
+    {TERN_BOOL, "BOOL", 0, 1},
+    {TERN_U16, "U16", 0, 2},
+    {TERN_U64, "U64", 0, 8},
 };
 
 static const struct known_type *find_type(int type)

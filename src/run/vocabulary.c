@@ -71,6 +71,10 @@ static int load_templates(tern_model *m, const struct tern_texts *t, tern_error 
         TERN_TRY(tern_template_parse(&m->tmpl, "ChatML", tern_template_chatml, strlen(tern_template_chatml), err));
     if (m->tmpl)
         TERN_TRY(load_one(&m->tool_tmpl, m, t, true, err));
+    if (m->tmpl)
+        TERN_TRY(tern_template_set_names(m->tmpl, tern_tokenizer_names(m->tok), err));
+    if (m->tool_tmpl)
+        TERN_TRY(tern_template_set_names(m->tool_tmpl, tern_tokenizer_names(m->tok), err));
 out:
     return rc;
 }

@@ -105,6 +105,9 @@ size_t tern_tokenizer_longest(const struct tern_tokenizer *t);   /* bytes of a t
 int32_t tern_tokenizer_front(const struct tern_tokenizer *t);    /* that every text begins with; -1: none */
 int32_t tern_tokenizer_bos(const struct tern_tokenizer *t);      /* -1 when the file names none */
 int32_t tern_tokenizer_eos(const struct tern_tokenizer *t);
+/* What the file calls its other special tokens: a JSON object with those it names of unk_token, pad_token, sep_token,
+ * cls_token, mask_token and (a list) additional_special_tokens.  NULL: none; owned by t. */
+const char *tern_tokenizer_names(const struct tern_tokenizer *t);
 bool tern_tokenizer_is_eog(const struct tern_tokenizer *t, int32_t id); /* ends a generation: eos, eot, eom, ... */
 bool tern_tokenizer_is_control(const struct tern_tokenizer *t, int32_t id);
 int32_t tern_tokenizer_find(const struct tern_tokenizer *t, const char *text, size_t n); /* exact piece; -1 if absent */
@@ -140,6 +143,9 @@ struct tern_template;
  * line 3: ...").  Depth, steps and output are bounded at render time: TERN_ELIMIT. */
 int tern_template_parse(struct tern_template **out, const char *name, const char *text, size_t n, tern_error *err);
 void tern_template_free(struct tern_template *t);
+/* What every rendering sees beneath the variables that it is given: the members of a JSON object (nullable), kept as a
+ * copy. */
+int tern_template_set_names(struct tern_template *t, const char *names_json, tern_error *err);
 
 struct tern_chat_message {
     const char *role;    /* "system", "user", "assistant", "tool" */

@@ -34,7 +34,8 @@ cat >"$work/m/tokenizer.json" <<'END'
  "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}, "decoder": {"type": "ByteLevel"},
  "added_tokens": [{"id": 6, "content": "<end>", "special": true}]}
 END
-printf '{{ messages[0].content }}!' >"$work/m/chat_template.jinja"
+printf '{{ messages[0].content }}{{ pad_token }}!' >"$work/m/chat_template.jinja"
+echo '{"pad_token": "<end>"}' >"$work/m/tokenizer_config.json"
 run 0 "$TERN" convert -m "$work/m" -o "$work/m.gguf" --json
 same "$(json tokenizer)" "gpt2, pre-tokenizer gpt-2" "tokenizer in JSON"
 run_with_input 0 "abc a ab<end>cab" "$TERN" tokenize -m "$work/m"
@@ -44,6 +45,7 @@ cmp -s "$out" "$work/ids" || say "other tokens"
 [ "$(wc -l <"$out")" -eq 8 ] || say "eight tokens"
 run 0 "$TERN" inspect "$work/m.gguf"
 grep -q "chat template   yes" "$out" || say "the template comes along"
+grep -q "padding_token_id" "$work/m.gguf" || say "what the template calls its tokens comes along"
 
 # Refused in one line, before anything is written.
 refused() {

@@ -157,6 +157,33 @@ static void test_directories(void **state)
     }
 }
 
+/* What the report says of models that llama.cpp would compute otherwise. */
+static void test_differs(void **state)
+{
+    static const struct {
+        const char *of, *says;
+    } cases[] = {
+        {"hf/llama", ""},
+        {"hf/qwen3", ""},
+        {"hf/mistral",
+         "llama.cpp does not go by llama.attention.sliding_window, so it computes something else with this file"},
+        {"hf/gemma2", "by gemma2.attention.scale,"},
+        {"hf/gemma3", "by gemma3.attention.scale,"},
+        {"hf/llama4", "by llama4.attention.chunk_size, llama4.attention.temperature_length, "
+                      "llama4.attention.temperature_scale, llama4.attention.qk_norm,"},
+        {"hf/qwen3_moe", "by qwen3moe.interleave_moe_layer_step, qwen3moe.expert_weights_norm,"},
+        {"hf/deepseek_v2", ""},
+        {"hf/deepseek_v3", "by deepseek2.rope.scaling.attn_factor,"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tern_convert_report r;
+        convert(data_path(cases[i].of), in_dir("a.gguf"), "keep", &r);
+        if (*cases[i].says ? !strstr(r.differs, cases[i].says) : *r.differs)
+            fail_msg("%s: \"%s\", expected \"%s\"", cases[i].of, r.differs, cases[i].says);
+    }
+}
+
 /* Floats that hold the same numbers, and types that come near them. */
 static void test_types(void **state)
 {
@@ -516,7 +543,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_directories), cmocka_unit_test(test_types),   cmocka_unit_test(test_gguf),
         cmocka_unit_test(test_mixtures),    cmocka_unit_test(test_rows),    cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_resume),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_resume),      cmocka_unit_test(test_refused), cmocka_unit_test(test_differs),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -313,6 +313,40 @@ static void test_typed_reads(void **state)
     gw_clear(&w);
 }
 
+/* Values that nobody can use hinder those alone who ask for them. */
+static void test_odd_values(void **state)
+{
+    (void)state;
+    struct gguf_writer w;
+    tern_error err;
+    uint8_t *copy;
+    int64_t i;
+    double d;
+    bool b;
+    gw_init(&w);
+    gw_u64(&w, "large", 1ull << 63);
+    gw_key(&w, "flag", GW_BOOL);
+    gw_put(&w.meta, "\x02", 1);
+    gw_array(&w, "list", GW_U64, (uint64_t[]){1, UINT64_MAX}, 2);
+    gw_array(&w, "flags", GW_BOOL, (uint8_t[]){1, 3}, 2);
+    gw_tensor(&w, "f64", TERN_F64, 1, (uint64_t[]){2}, NULL, 16);
+    gw_tensor(&w, "i16", TERN_I16, 1, (uint64_t[]){3}, NULL, 6);
+    gw_tensor(&w, "i8", TERN_I8, 1, (uint64_t[]){3}, NULL, 3);
+    struct tern_file *f = open_good(&w, &copy);
+    assert_int_equal(tern_file_n_tensors(f), 3);
+    assert_int_equal(tern_file_tensor(f, "f64")->n_bytes, 16);
+    assert_int_equal(tern_file_get_int(f, "large", 0, 0, INT64_MAX, &i, &err), TERN_ELIMIT);
+    assert_string_equal(err.msg,
+                        "m.gguf: metadata key \"large\": the value 9223372036854775808 is too large at byte 41");
+    assert_int_equal(tern_file_get_float(f, "large", 0, &d, &err), TERN_ELIMIT);
+    assert_int_equal(tern_file_get_bool(f, "flag", false, &b, &err), TERN_EFORMAT);
+    assert_string_equal(err.msg, "m.gguf: metadata key \"flag\": the bool value is 2, neither 0 nor 1 at byte 65");
+    assert_true(meta(f, "list")->odd && meta(f, "flags")->odd);
+    tern_file_close(&f);
+    free(copy);
+    gw_clear(&w);
+}
+
 /* Enough names that the hash tables have long probe sequences if they have any. */
 static void test_many_names(void **state)
 {
@@ -552,6 +586,7 @@ int main(void)
         cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_type_names),
         cmocka_unit_test(test_typed_reads),
+        cmocka_unit_test(test_odd_values),
         cmocka_unit_test(test_many_names),
         cmocka_unit_test_setup_teardown(test_files, make_scratch, remove_scratch),
         cmocka_unit_test_setup_teardown(test_split, make_scratch, remove_scratch),

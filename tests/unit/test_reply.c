@@ -69,8 +69,19 @@ static const struct example examples[] = {
      "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
      "!the arguments of a call are no JSON "
      "object!{<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>}"},
-    {"xml", "think", "<tool_call><function=f></function>",
-     "!the reply ends inside a call!{<tool_call><function=f></function>}"},
+    /* what lacks its closing mark, or a part of it, at the end of the reply */
+    {"xml", "think", "<tool_call><function=f></function>", "<f {}>"},
+    {"xml", "think", "a<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_",
+     "{a}<f {\"a\": 1}>"},
+    {"xml", "think", "<tool_call><function=f><parameter=a>1</parameter></functio",
+     "!the reply ends inside a call!{<tool_call><function=f><parameter=a>1</parameter></functio}"},
+    {"seed", "off", "<seed:tool_call><function=f></function>\n", "<f {}>"},
+    {"gemma4", "off", "<|tool_call>call:f{a:1}", "<f {\"a\": 1}>"},
+    {"gemma4", "off", "<|tool_call>call:f{a:1", "!the reply ends inside a call!{<|tool_call>call:f{a:1}"},
+    {"lfm2", "off", "<|tool_call_start|>[a(x=1)]<|tool_", "<a {\"x\": 1}>"},
+    {"hermes", "think", "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_ca", "<f {}>"},
+    {"glm", "think", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>",
+     "!the reply ends inside a call!{<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>}"},
     {"dsml", "think",
      "<think>Which?</think>Let me see.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"weather\">\n"
      "<｜DSML｜parameter name=\"city\" string=\"true\">New \"York\" & <b></｜DSML｜parameter>\n"

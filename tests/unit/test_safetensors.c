@@ -86,6 +86,31 @@ static void test_good(void **state)
     clear_dir();
 }
 
+/* What is no part of the model may have elements that no weight has. */
+static void test_odd_elements(void **state)
+{
+    static const struct {
+        const char *dtype;
+        int bytes;
+    } odd[] = {{"BOOL", 1}, {"F64", 8}, {"I16", 2}, {"U16", 2}, {"U64", 8}, {"F8_E5M2", 1}, {"I8", 1}, {"I64", 8}};
+    (void)state;
+    write_text("config.json", CONFIG);
+    for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+        for (int part = 0; part < 2; part++) {
+            char header[256], words[64];
+            (void)snprintf(header, sizeof header,
+                           "{\"%s\": {\"dtype\": \"%s\", \"shape\": [3], \"data_offsets\": [0, %d]}}",
+                           part ? "model.norm.weight" : "vision_tower.mask", odd[i].dtype, 3 * odd[i].bytes);
+            (void)snprintf(words, sizeof words, "dtype \"%s\" is not supported", odd[i].dtype);
+            write_tensors("model.safetensors", header, (size_t)(3 * odd[i].bytes));
+            expect(dir, part ? TERN_EUNSUPPORTED : 0, words);
+        }
+    write_tensors("model.safetensors",
+                  "{\"vision_tower.x\": {\"dtype\": \"C64\", \"shape\": [1], \"data_offsets\": [0, 8]}}", 8);
+    expect(dir, TERN_EUNSUPPORTED, "dtype \"C64\" is not supported");
+    clear_dir();
+}
+
 #define X(dtype, shape, offsets) \
     "{\"x\": {\"dtype\": \"" dtype "\", \"shape\": " shape ", \"data_offsets\": " offsets "}}"
 #define TWO(a, b)                                                             \
@@ -206,10 +231,8 @@ static void test_bad_directories(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good),
-        cmocka_unit_test(test_bad_headers),
-        cmocka_unit_test(test_bad_indexes),
-        cmocka_unit_test(test_bad_directories),
+        cmocka_unit_test(test_good),        cmocka_unit_test(test_odd_elements),    cmocka_unit_test(test_bad_headers),
+        cmocka_unit_test(test_bad_indexes), cmocka_unit_test(test_bad_directories),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

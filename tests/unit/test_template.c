@@ -217,6 +217,18 @@ static void test_variables(void **state)
     assert_int_equal(tern_template_render_json(t, "[]", false, NULL, NULL, "{\"x\": 0}", &r, NULL), TERN_EINVAL);
     assert_int_equal(tern_template_render_json(t, "[]", false, NULL, NULL, "{\"x\": 1}", &r, NULL), 0);
     assert_string_equal(r.text.p, "1");
+    tern_template_free(t);
+    static const char names[] = "{{ unk_token }} {{ pad_token }} {{ bos_token }} {{ additional_special_tokens }}"
+                                "{{ sep_token is defined }}";
+    assert_int_equal(tern_template_parse(&t, "t", names, sizeof names - 1, NULL), 0);
+    assert_int_equal(tern_template_set_names(t, NULL, NULL), 0);
+    assert_int_equal(tern_template_set_names(t,
+                                             "{\"unk_token\": \"<unk>\", \"pad_token\": \"<pad>\", \"bos_token\": "
+                                             "\"b\", \"additional_special_tokens\": [\"<x>\"]}",
+                                             NULL),
+                     0);
+    assert_int_equal(tern_template_render_json(t, "[]", false, "<s>", NULL, "{\"pad_token\": \"mine\"}", &r, NULL), 0);
+    assert_string_equal(r.text.p, "<unk> mine <s> ['<x>']False");
     tern_rendered_clear(&r);
     tern_template_free(t);
 }

@@ -93,6 +93,23 @@ static void beginnings_and_ends(void **state)
     tern_tokenizer_free(t);
 }
 
+/* What templates see of special tokens. */
+static void names_of_special_tokens(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t =
+        good(TINY,
+             "{\"unk_token\":\"<unk>\",\"pad_token\":{\"content\":\"</s>\",\"lstrip\":false},\"sep_token\":null,"
+             "\"cls_token\":3,\"additional_special_tokens\":[\"<|xyzw|>\",{\"content\":\"<s>\"}]}",
+             NULL);
+    assert_string_equal(tern_tokenizer_names(t), "{\"unk_token\":\"<unk>\",\"pad_token\":\"</s>\","
+                                                 "\"additional_special_tokens\":[\"<|xyzw|>\",\"<s>\"]}");
+    tern_tokenizer_free(t);
+    t = good(TINY, "{\"additional_special_tokens\":[]}", NULL);
+    assert_null(tern_tokenizer_names(t));
+    tern_tokenizer_free(t);
+}
+
 /* ---- regular expressions ---------------------------------------------------------------------------------------- */
 
 /* The matches of a pattern, each in brackets; searches begin with windows of that size. */
@@ -206,6 +223,121 @@ static void notation(void **state)
     check_matches("(?=(\\d{3})+(?!\\d))", "1234567", "1[]234[]567");
     check_matches("x*", "axxb", "[]a[xx]b[]");
     check_matches("(?i:'s)", "'S '\xC5\xBF", "['S] ['\xC5\xBF]");
+}
+
+/* ---- as Hugging Face has it ------------------------------------------------------------------------------------- */
+
+#define WORDS(more, flags)                                                                                            \
+    "{\"type\":\"BPE\",\"unk_token\":\"<unk>\"," flags "\"vocab\":{\"<unk>\":0,\"<s>\":1,\"</s>\":2,\"a\":3,\"b\":4," \
+    "\"ab\":5" more "},\"merges\":[[\"a\",\"b\"]]}"
+
+/* The \w of "Whitespace" is Unicode's: joiners and letters in squares are part of words, raised digits are not. */
+static void words_of_whitespace(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t =
+        good(PARTS("{\"type\":\"Whitespace\"}", FUSE,
+                   WORDS(",\"a\xE2\x80\x8D\":9,\"a\xF0\x9F\x85\xB0\":10,\"a\xC2\xB2\":11,\"\xC2\xB2\":12",
+                         "\"ignore_merges\":true,")),
+             NULL, NULL);
+    CHECK(t, "a\xE2\x80\x8D ab", 0, 9, 5);
+    CHECK(t, "a\xF0\x9F\x85\xB0 ab", 0, 10, 5);
+    CHECK(t, "a\xC2\xB2 ab", 0, 3, 12, 5);
+    tern_tokenizer_free(t);
+}
+
+/* Behind another step "first" means the piece in front of which there is nothing, and it alone. */
+static void first_piece(void **state)
+{
+    (void)state;
+#define FIRST        "{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\",\"split\":false}"
+#define BEHIND(what) "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":" what "}," FIRST "]}"
+#define MARKED       WORDS(",\"_\":6", "")
+    struct tern_tokenizer *t = good(PARTS(BEHIND("\"WhitespaceSplit\""), FUSE, MARKED), NULL, NULL);
+    CHECK(t, "ab b", 0, 6, 5, 4);
+    CHECK(t, " ab", 0, 5);
+    CHECK(t, "<s>ab", TERN_TOK_SPECIAL, 1, 5);
+    tern_tokenizer_free(t);
+    t = good(PARTS(BEHIND("\"CharDelimiterSplit\",\"delimiter\":\"a\""), FUSE, MARKED), NULL, NULL);
+    CHECK(t, "bab", 0, 6, 4, 4);
+    CHECK(t, "ab", 0, 4);
+    tern_tokenizer_free(t);
+}
+
+/* A word, what merges take and a character are looked up in the model's vocabulary; an added token is found in front of
+ * all that, or not at all. */
+static void added_tokens_are_no_pieces(void **state)
+{
+    (void)state;
+#define ADDED(model)                                                                                               \
+    "{\"added_tokens\":[{\"id\":9,\"content\":\"ba\",\"single_word\":true},{\"id\":10,\"content\":\"c\",\"single_" \
+    "word\":"                                                                                                      \
+    "true},{\"id\":5,\"content\":\"ab\",\"single_word\":true}],\"pre_tokenizer\":"                                 \
+    "{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Removed\"},\"decoder\":" FUSE               \
+    ",\"model\":" model "}"
+#define WHOLE WORDS(",\"cd\":6,\"-\":7", "\"ignore_merges\":true,")
+    struct tern_tokenizer *t = good(ADDED(WHOLE), NULL, NULL);
+    CHECK(t, "ba a", 0, 9, 0, 3); /* found as an added token */
+    CHECK(t, "ba\xC3\xA9-c", 0, 4, 3, 0, 10);
+    CHECK(t, "_-ba", 0, 0, 9);
+    CHECK(t, "_ba-a", 0, 0, 4, 3, 3); /* part of a word */
+    CHECK(t, "bac", 0, 4, 3, 0);
+    CHECK(t, "aab", 0, 3, 5); /* one that the vocabulary has too */
+    tern_tokenizer_free(t);
+    t = good(PARTS("{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Isolated\"}", FUSE, WHOLE),
+             "{\"added_tokens_decoder\":{\"6\":{\"content\":\"cd\",\"single_word\":true},\"9\":{\"content\":\"ba\","
+             "\"single_word\":true,\"special\":false}}}",
+             NULL);
+    CHECK(t, "_-cd", 0, 0, 7, 6);
+    CHECK(t, "ba\xE2\x80\x8D", 0, 4, 3, 0); /* a joiner is part of a word */
+    tern_tokenizer_free(t);
+}
+
+/* White space that an added token takes with it may be a token too. */
+static void white_space_behind_tokens(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t =
+        good(PARTS("null", FUSE, MODEL),
+             "{\"added_tokens_decoder\":{\"6\":{\"content\":\"<y>\",\"rstrip\":true,\"normalized\":false},"
+             "\"7\":{\"content\":\"\\n\\n\",\"normalized\":false}}}",
+             NULL);
+    CHECK(t, "<y>  ab", 0, 6, 5);
+    CHECK(t, "<y>\n\n", 0, 6, 7);
+    CHECK(t, "<y>\n\n\n\nab", 0, 6, 7, 7, 5);
+    CHECK(t, "<y>\nab", 0, 6, 5);
+    tern_tokenizer_free(t);
+    t = good(PARTS("null", FUSE, MODEL),
+             "{\"added_tokens_decoder\":{\"6\":{\"content\":\"<y>\",\"rstrip\":true,\"normalized\":false},"
+             "\"7\":{\"content\":\"\\n\\n\",\"lstrip\":true,\"normalized\":false}}}",
+             NULL);
+    CHECK(t, "<y>\n\n\n\nab", 0, 6, 5);
+    CHECK(t, "a \n\nab", 0, 3, 7, 5);
+    tern_tokenizer_free(t);
+}
+
+/* Of byte-level BPE a run of bytes without tokens is one unknown token, where the model fuses; without an unknown token
+ * what has none is left out and its neighbours meet; and bytes stand in for characters whatever the decoder does. */
+static void unknown_text(void **state)
+{
+    (void)state;
+#define LEVEL(flags) \
+    PARTS("{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", "{\"type\":\"ByteLevel\"}", WORDS("", flags))
+    struct tern_tokenizer *t = good(LEVEL("\"fuse_unk\":true,"), NULL, NULL);
+    CHECK(t, "accb", 0, 3, 0, 4);
+    tern_tokenizer_free(t);
+    t = good(LEVEL(""), NULL, NULL);
+    CHECK(t, "accb", 0, 3, 0, 0, 4);
+    tern_tokenizer_free(t);
+    t = good(PARTS("null", FUSE, "{\"type\":\"BPE\",\"vocab\":" VOCAB ",\"merges\":[[\"a\",\"b\"]]}"), NULL, NULL);
+    CHECK(t, "acb", 0, 5);
+    tern_tokenizer_free(t);
+    t = good(PARTS("null", FUSE, WORDS(",\"<0xC3>\":6,\"<0xA9>\":7", "\"byte_fallback\":true,")), NULL, NULL);
+    CHECK(t,
+          "a\xC3\xA9"
+          "cb",
+          0, 3, 6, 7, 0, 4);
+    tern_tokenizer_free(t);
 }
 
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
@@ -344,9 +476,15 @@ int main(void)
         FIXTURE("unigram"),
         FIXTURE("t5"),
         cmocka_unit_test(beginnings_and_ends),
+        cmocka_unit_test(names_of_special_tokens),
         cmocka_unit_test(notation),
+        cmocka_unit_test(words_of_whitespace),
         cmocka_unit_test(windows),
         cmocka_unit_test(endless_looks),
+        cmocka_unit_test(first_piece),
+        cmocka_unit_test(added_tokens_are_no_pieces),
+        cmocka_unit_test(white_space_behind_tokens),
+        cmocka_unit_test(unknown_text),
         cmocka_unit_test(unsupported_parts),
         cmocka_unit_test(broken_files),
     };

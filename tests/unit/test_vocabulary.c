@@ -289,6 +289,21 @@ static void broken_arrays(void **state)
     refused(&w, TERN_EFORMAT, "scores[1] is not a number");
 }
 
+/* A token whose type is 0, which says nothing, is one like others. */
+static void undefined_types(void **state)
+{
+    (void)state;
+    static const int32_t types[] = {3, 3, 0, 0, 0, 0, 0, 0, 4, 5};
+    struct gguf_writer w;
+    start(&w, "gpt2");
+    gw_str_array(&w, KEY "tokens", tiny_tokens, TINY);
+    gw_array(&w, KEY "token_type", GW_I32, types, TINY);
+    gw_str_array(&w, KEY "merges", tiny_merges, 2);
+    struct tern_tokenizer *t = load_good(&w);
+    CHECK(t, "abab", 0, 5, 5);
+    tern_tokenizer_free(t);
+}
+
 static void broken_merges(void **state)
 {
     (void)state;
@@ -352,18 +367,39 @@ static void broken_ids_and_flags(void **state)
     struct gguf_writer w;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         tiny_bpe(&w, "gpt-2");
-        gw_u32(&w, keys[i], TINY);
-        refused(&w, TERN_EFORMAT, keys[i]);
-        tiny_bpe(&w, "gpt-2");
-        gw_i32(&w, keys[i], -1);
-        refused(&w, TERN_EFORMAT, keys[i]);
-        tiny_bpe(&w, "gpt-2");
         gw_str(&w, keys[i], "0");
         refused(&w, TERN_EFORMAT, keys[i]);
         tiny_bpe(&w, "gpt-2");
         gw_u32(&w, keys[i], TINY - 1);
         tern_tokenizer_free(load_good(&w));
     }
+    /* An id that is none of the vocabulary's names no token; whoever needs that token says so. */
+    static const char *const all[] = {KEY "bos_token_id",     KEY "eos_token_id", KEY "eot_token_id",
+                                      KEY "unknown_token_id", KEY "eom_token_id", KEY "seperator_token_id"};
+    start(&w, "gpt2");
+    gw_str_array(&w, KEY "tokens", tiny_tokens, TINY);
+    gw_str_array(&w, KEY "merges", tiny_merges, 2);
+    gw_u32(&w, all[0], TINY);
+    gw_i32(&w, all[1], -1);
+    for (size_t i = 2; i < sizeof all / sizeof all[0]; i++)
+        gw_u64(&w, all[i], i % 2 ? UINT64_MAX : UINT32_MAX);
+    struct tern_tokenizer *t = load_good(&w);
+    assert_int_equal(tern_tokenizer_bos(t), -1);
+    assert_int_equal(tern_tokenizer_eos(t), -1);
+    assert_null(tern_tokenizer_names(t));
+    tern_tokenizer_free(t);
+    tiny_bpe(&w, "gpt-2");
+    gw_u32(&w, KEY "padding_token_id", 1);
+    gw_u32(&w, KEY "unknown_token_id", 2);
+    t = load_good(&w);
+    assert_string_equal(tern_tokenizer_names(t), "{\"unk_token\":\"a\",\"pad_token\":\"</s>\"}");
+    tern_tokenizer_free(t);
+    start(&w, "gpt2");
+    gw_str_array(&w, KEY "tokens", tiny_tokens, TINY);
+    gw_str_array(&w, KEY "merges", tiny_merges, 2);
+    gw_u32(&w, KEY "bos_token_id", TINY);
+    gw_bool(&w, KEY "add_bos_token", true);
+    refused(&w, TERN_EFORMAT, "add_bos_token is true");
     /* Nothing is padded here, and files of models without such a token say -1, as they can. */
     tiny_bpe(&w, "gpt-2");
     gw_u32(&w, KEY "padding_token_id", UINT32_MAX);
@@ -395,6 +431,7 @@ int main(void)
         cmocka_unit_test(no_vocabulary),
         cmocka_unit_test(broken_names),
         cmocka_unit_test(broken_arrays),
+        cmocka_unit_test(undefined_types),
         cmocka_unit_test(broken_merges),
         cmocka_unit_test(broken_lengths),
         cmocka_unit_test(broken_ids_and_flags),

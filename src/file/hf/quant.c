@@ -265,9 +265,11 @@ static int fail(const struct quantiser *q, const struct tern_tensor *t, tern_err
 int tern_hf_fail_raw(const struct tern_file *f, const struct tern_tensor *t, tern_error *err)
 {
     struct tern_cursor c = {.part = tern_file_part_of(f, t), .table = "tensor", .name = t->source};
-    return tern_cursor_fail(&c, (size_t)t->file_offset, TERN_EUNSUPPORTED, err,
-                            "dtype \"%s\" is not supported but in a quantised weight with its scales",
-                            tern_type_name(t->type));
+    const int type = t->type;
+    const bool never = type == TERN_F8_E5M2 || type == TERN_BOOL || type == TERN_F64 || type == TERN_I16 ||
+                       type == TERN_U16 || type == TERN_U64;
+    return tern_cursor_fail(&c, (size_t)t->file_offset, TERN_EUNSUPPORTED, err, "dtype \"%s\" is not supported%s",
+                            tern_type_name(type), never ? "" : " but in a quantised weight with its scales");
 }
 
 /* Is there a tensor of this name?  *i: its number. */

@@ -10,9 +10,10 @@ static const struct {
     const char *dtype;
     int type;
     size_t bytes;
-} dtypes[] = {{"F32", TERN_F32, 4}, {"F16", TERN_F16, 2},        {"BF16", TERN_BF16, 2},       {"I32", TERN_I32, 4},
-              {"U32", TERN_U32, 4}, {"U8", TERN_U8, 1},          {"F8_E4M3", TERN_F8_E4M3, 1}, {"I64", TERN_I64, 8},
-              {"I8", TERN_I8, 1},   {"F8_E8M0", TERN_F8_E8M0, 1}};
+} dtypes[] = {{"F32", TERN_F32, 4}, {"F16", TERN_F16, 2},         {"BF16", TERN_BF16, 2},       {"I32", TERN_I32, 4},
+              {"U32", TERN_U32, 4}, {"U8", TERN_U8, 1},           {"F8_E4M3", TERN_F8_E4M3, 1}, {"I64", TERN_I64, 8},
+              {"I8", TERN_I8, 1},   {"F8_E8M0", TERN_F8_E8M0, 1}, {"F8_E5M2", TERN_F8_E5M2, 1}, {"BOOL", TERN_BOOL, 1},
+              {"F64", TERN_F64, 8}, {"I16", TERN_I16, 2},         {"U16", TERN_U16, 2},         {"U64", TERN_U64, 8}};
 
 struct header {
     struct tern_cursor c; /* for messages: the tensor in hand */

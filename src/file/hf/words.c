@@ -402,8 +402,8 @@ static int translate_tensor(const struct tern_hf_words *w, const char *const pla
                             tern_error *err)
 {
     char name[TERN_GGUF_MAX_NAME + 64];
-    const bool ids = t->type == TERN_I32 || t->type == TERN_I64;
-    if (!t->quant && !t->unused && (!tern_type_elems(t->type) || (ids && !ends_with(t->source, ".tid2eid"))))
+    const bool ids = (t->type == TERN_I32 || t->type == TERN_I64) && ends_with(t->source, ".tid2eid");
+    if (!t->quant && !t->unused && !tern_type_is_weight(t->type) && !ids)
         return tern_hf_fail_raw(w->file, t, err);
     if (!translate_name(w, place[0], place[1], t->name, name, sizeof name))
         return 0;

@@ -169,7 +169,7 @@ int tern_configure_pattern(struct tern_desc *d, const struct tern_file *f, const
     const struct tern_meta *m =
         tern_file_meta(f, tern_arch_key(key, sizeof key, arch, "attention.sliding_window_pattern"));
     bool array = m && m->type == TERN_META_ARRAY;
-    if (array && (m->elem != TERN_META_BOOL || m->n != (size_t)d->n_layers))
+    if (array && (m->elem != TERN_META_BOOL || m->n != (size_t)d->n_layers || m->odd))
         return tern_err_set(err, TERN_EFORMAT, "%s: %s at byte %llu is not an array of %d booleans", tern_file_path(f),
                             key, (unsigned long long)m->file_offset, d->n_layers);
     int rc = array ? 0 : tern_file_get_int(f, key, every, 1, MAX_LAYERS, &n, err);

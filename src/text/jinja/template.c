@@ -46,7 +46,21 @@ void tern_template_free(struct tern_template *t)
     tern_jarena_clear(&t->arena);
     tern_free(t->name);
     tern_free(t->text);
+    tern_free(t->names);
     tern_free(t);
+}
+
+int tern_template_set_names(struct tern_template *t, const char *names_json, tern_error *err)
+{
+    tern_free(t->names);
+    t->names = NULL;
+    if (!names_json)
+        return 0;
+    const size_t n = strlen(names_json) + 1;
+    int rc = tern_alloc(&t->names, n, 1, err);
+    if (rc == 0)
+        memcpy(t->names, names_json, n);
+    return rc;
 }
 
 const struct tern_calls_format *tern_template_calls(const struct tern_template *t)
@@ -182,6 +196,8 @@ static int set_vars(struct jrun *r, const struct inputs *in)
     set_var(r, "add_generation_prompt", 21, tern_jval_bool(in->add_generation_prompt));
     set_var(r, "tools", 5, tern_jval_none()); /* Hugging Face always passes these two */
     set_var(r, "documents", 9, tern_jval_none());
+    if (r->t->names)
+        JTRY(more_vars(r, r->t->names));
     JTRY(set_text(r, "bos_token", in->bos_token));
     JTRY(set_text(r, "eos_token", in->eos_token));
     return in->vars_json ? more_vars(r, in->vars_json) : 0;

@@ -79,7 +79,8 @@ struct tern_template {
     int sym_loop, sym_varargs, sym_kwargs; /* -1 when the text never says so */
     const struct tern_calls_format *calls; /* what the text says about replies; NULL: nothing */
     const struct tern_reasoning_format *reasoning;
-    char *text; /* as it came, NUL behind it */
+    char *text;  /* as it came, NUL behind it */
+    char *names; /* JSON of the variables that every rendering sees; NULL: none */
 };
 
 /* ---- parsing ----------------------------------------------------------------------------------------------------- */

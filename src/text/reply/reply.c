@@ -402,11 +402,31 @@ out:
     return rc < 0 ? rc : r->stopped;
 }
 
+/* Is the call complete but for its closing mark, of which there may be a part?  *end: of its text.  In formats whose
+ * arguments simply follow one another only the mark tells that there are no more. */
+static bool lacks_mark_only(const tern_reply *r, size_t *end)
+{
+    const struct tern_calls_format *f = r->calls;
+    if (!f->close || f->parse == tern_call_glm || f->parse == tern_call_dsml)
+        return false;
+    size_t part = strlen(f->close) - 1, len = r->body.len;
+    while (part && (part > len - r->inside || memcmp(r->body.p + len - part, f->close, part) != 0))
+        part--;
+    *end = len - part;
+    if (f->quotes)
+        return r->depth == 0 && r->begun;
+    struct tern_call_list list = {.tools = r->tools};
+    const int rc = f->parse(&list, r->body.p + r->inside, *end - r->inside, NULL);
+    tern_call_list_reset(&list);
+    return rc == 0;
+}
+
 int tern_reply_finish(tern_reply *r, tern_error *err)
 {
     int rc = 0;
-    if (r->state == IN_CALL && r->calls->quotes && r->calls->close && r->depth == 0 && r->begun)
-        TERN_TRY(end_call(r, r->body.len, err)); /* only the closing mark is missing */
+    size_t end;
+    if (r->state == IN_CALL && lacks_mark_only(r, &end))
+        TERN_TRY(end_call(r, end, err));
     if (r->state == IN_CALL)
         TERN_TRY(give_back(r, "the reply ends inside a call", err));
     TERN_TRY(release_held(r, err));

@@ -122,6 +122,8 @@ static void take_spaces(const struct tern_tok_scan *s, struct tern_tok_match *m,
             break;
         m->begin = at;
     }
+    if ((find & TERN_TOK_LSTRIP) && m->begin < from) /* what the last token took is not its own */
+        m->begin = from;
     while ((find & TERN_TOK_RSTRIP) && m->end < s->n) {
         int len = tern_utf8_decode(s->text + m->end, s->n - m->end, &cp);
         if (len == 0 || !tern_tok_is_space(cp))
@@ -133,7 +135,7 @@ static void take_spaces(const struct tern_tok_scan *s, struct tern_tok_match *m,
 struct tern_tok_match tern_tok_scan_next(struct tern_tok_scan *s, size_t from)
 {
     size_t n_unit;
-    for (size_t i = from; i < s->n; i += n_unit) {
+    for (size_t i = s->next; i < s->n; i += n_unit) {
         int32_t node = s->trie->first[unit(s, i, &n_unit)];
         if (node == 0)
             continue;
@@ -142,11 +144,14 @@ struct tern_tok_match tern_tok_scan_next(struct tern_tok_scan *s, size_t from)
         if (m.id < 0)
             continue;
         uint8_t find = s->t->find ? s->t->find[m.id] : 0;
-        if (!(find & TERN_TOK_WORD) || stands_alone(s, &m)) {
-            take_spaces(s, &m, from, find);
-            return m;
-        }
         n_unit = m.end - i;
+        if (!(find & TERN_TOK_WORD) || stands_alone(s, &m)) {
+            s->next = m.end;
+            take_spaces(s, &m, from, find);
+            if (m.begin < m.end)
+                return m;
+        }
     }
+    s->next = s->n;
     return (struct tern_tok_match){.begin = s->n, .end = s->n, .id = -1};
 }

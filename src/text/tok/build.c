@@ -73,8 +73,15 @@ void tern_tok_find_bytes(struct tern_tokenizer *t, enum tern_tok_type type)
     for (int32_t i = 0; i < t->n_vocab; i++) {
         size_t n;
         const char *p = tern_tok_string(&t->bytes, i, &n);
-        if (t->type[i] == type && n == 1 && t->byte_id[(uint8_t)*p] < 0)
+        if (type == TERN_TOK_BYTE && t->type[i] == type) {
+            /* By its spelling: what it is decoded to is for the file's decoder to say. */
+            p = tern_tok_string(&t->piece, i, &n);
+            const int byte = tern_tok_byte_of_piece(p, n);
+            if (byte >= 0 && t->byte_id[byte] < 0)
+                t->byte_id[byte] = i;
+        } else if (t->type[i] == type && n == 1 && t->byte_id[(uint8_t)*p] < 0) {
             t->byte_id[(uint8_t)*p] = i;
+        }
     }
     t->all_bytes = true;
     for (int b = 0; b < 256; b++)
@@ -118,9 +125,10 @@ void tern_tok_find_ends(struct tern_tokenizer *t)
     }
 }
 
-/* User-defined tokens of a merge list are also pieces like others: runs of spaces, for example. */
-static bool may_merge(const struct tern_tokenizer *t, int32_t id)
+bool tern_tok_is_piece(const struct tern_tokenizer *t, int32_t id)
 {
+    if (t->find && (t->find[id] & TERN_TOK_ALONE))
+        return false;
     return t->type[id] == TERN_TOK_NORMAL || t->type[id] == TERN_TOK_USER;
 }
 
@@ -138,7 +146,7 @@ bool tern_tok_add_merge(struct tern_tokenizer *t, const char *left, size_t n_lef
                                        .id = tern_tokenizer_find(t, joined, n_left + n_right)};
     if (rule.left < 0 || rule.right < 0 || rule.id < 0)
         return false;
-    if (may_merge(t, rule.left) && may_merge(t, rule.right) && may_merge(t, rule.id))
+    if (tern_tok_is_piece(t, rule.left) && tern_tok_is_piece(t, rule.right) && tern_tok_is_piece(t, rule.id))
         tern_tok_rules_add(t, &rule);
     return true;
 }

@@ -18,17 +18,19 @@ static int encode_normal(struct tern_tok_work *w, int source, size_t begin, size
     int rc = 0;
     if (w->t->added_normal.n == 0)
         return tern_tok_pieces(w, 0, source, begin, end, err);
-    for (size_t i = 0; begin + i < end;) {
-        /* The text may have moved, but not what the scan is asked next: everything behind i. */
-        struct tern_tok_scan scan = {
-            .t = w->t, .trie = &w->t->added_normal, .text = tern_tok_source(w, source) + begin, .n = end - begin};
-        struct tern_tok_match m = tern_tok_scan_next(&scan, i);
-        TERN_TRY(tern_tok_pieces(w, 0, source, begin + i, begin + m.begin, err));
+    struct tern_tok_scan scan = {.t = w->t, .trie = &w->t->added_normal, .n = end - begin};
+    size_t i = 0;
+    struct tern_tok_match m;
+    do {
+        scan.text = tern_tok_source(w, source) + begin; /* it may have moved */
+        m = tern_tok_scan_next(&scan, i);
+        if (m.begin > i)
+            TERN_TRY(tern_tok_pieces(w, 0, source, begin + i, begin + m.begin, err));
         if (m.id >= 0)
             TERN_TRY(tern_ids_add(w->ids, m.id, err));
         w->at_start = false;
         i = m.end;
-    }
+    } while (m.id >= 0);
 out:
     return rc;
 }
@@ -147,9 +149,11 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
         TERN_TRY(tern_tok_regex_begin(&w.run, n, err));
     if (n >= MEMO_PAYS && (t->all_bytes || t->algo != TERN_TOK_SCORE_BPE))
         TERN_TRY(tern_alloc(&w.memo, TERN_TOK_MEMO_SIZE, sizeof *w.memo, err));
-    for (size_t i = 0; i < n;) {
-        struct tern_tok_match m = tern_tok_scan_next(&scan, i);
-        TERN_TRY(encode_fragment(&w, i, m.begin, err));
+    struct tern_tok_match m = {.id = 0};
+    for (size_t i = 0; m.id >= 0; i = m.end) {
+        m = tern_tok_scan_next(&scan, i);
+        if (m.begin > i)
+            TERN_TRY(encode_fragment(&w, i, m.begin, err));
         if (m.id >= 0) {
             TERN_TRY(tern_ids_add(ids, m.id, err));
             w.after_added = true;
@@ -160,7 +164,6 @@ int tern_tok_encode(const struct tern_tokenizer *t, const char *text, size_t n, 
                 beyond = m.begin >= user_end;
             }
         }
-        i = m.end;
     }
 out:
     if (rc < 0)

@@ -53,7 +53,7 @@ struct tern_tok_work {
     struct tern_ids *lengths;   /* instead of ids: how many bytes each word has */
     bool after_unknown;         /* the id added last stands for unknown text */
     bool after_added;           /* at the start or behind an added token: where a prefix space belongs */
-    bool at_start;              /* nothing was encoded so far */
+    bool at_start;              /* nothing of the text lies in front of what is at hand */
     bool behind_broken;         /* behind a byte that is not UTF-8: nothing is put in front of such a piece */
     struct tern_tok_best *best; /* Unigram: the best way to each position of a word */
     size_t cap_best;

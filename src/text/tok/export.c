@@ -108,7 +108,7 @@ static int check(const struct tern_tokenizer *t, const char *name, tern_error *e
     if (t->n_front > 1 || t->n_back > 1 || (t->n_front && t->front[0] != t->bos) || (t->n_back && t->back[0] != t->eos))
         return refuse(name, err, "other tokens around a text than BOS and EOS");
     for (int32_t i = 0; t->find && i < t->n_vocab; i++)
-        if (t->find[i]) {
+        if (t->find[i] & ~TERN_TOK_ALONE) {
             (void)snprintf(text, sizeof text, "that the added token '%.64s' %s", tern_tokenizer_piece(t, i),
                            t->find[i] & TERN_TOK_WORD ? "is found between words only"
                                                       : "takes the white space beside it with it");
@@ -314,6 +314,7 @@ static int put_all(struct tern_gguf *g, const struct tern_tokenizer *t, const ch
     TERN_TRY(put_id(g, KEY "bos_token_id", t->bos, err));
     TERN_TRY(put_id(g, KEY "eos_token_id", t->eos, err));
     TERN_TRY(put_id(g, KEY "unknown_token_id", t->unknown, err));
+    TERN_TRY(tern_tok_names_to_gguf(g, t, err));
     TERN_TRY(tern_gguf_put_bool(g, KEY "add_bos_token", t->n_front > 0, err));
     TERN_TRY(tern_gguf_put_bool(g, KEY "add_eos_token", t->n_back > 0, err));
 out:

@@ -69,10 +69,11 @@ static int read_types(struct load *l, tern_error *err)
     memset(t->type, TERN_TOK_NORMAL, n);
     for (size_t i = 0; l->types && i < n; i++) {
         int64_t type = ((const int64_t *)l->types->arr)[i];
-        if (type < TERN_TOK_NORMAL || type > TERN_TOK_BYTE)
-            TERN_FAIL(err, TERN_EFORMAT, "%s: " KEY "token_type[%zu] is %lld; 1 to 6 are known", tern_file_path(l->f),
+        if (type < 0 || type > TERN_TOK_BYTE)
+            TERN_FAIL(err, TERN_EFORMAT, "%s: " KEY "token_type[%zu] is %lld; 0 to 6 are known", tern_file_path(l->f),
                       i, (long long)type);
-        t->type[i] = (uint8_t)type;
+        if (type != 0) /* which says nothing about the token */
+            t->type[i] = (uint8_t)type;
     }
 out:
     return rc;
@@ -165,11 +166,18 @@ static int read_added(struct load *l, tern_error *err)
     return 0;
 }
 
+/* An id that is none of the vocabulary's names no token: some writers say 4294967295, or keep the id of a larger
+ * vocabulary.  Who needs the token misses it there. */
 static int get_id(const struct load *l, const char *key, int32_t *id, tern_error *err)
 {
-    int64_t v;
+    const struct tern_meta *m = tern_file_meta(l->f, key);
+    int64_t v = -1;
+    *id = -1;
+    if (m && m->type == TERN_META_INT && (m->odd || m->i < 0 || m->i >= l->t->n_vocab))
+        return 0;
     int rc = tern_file_get_int(l->f, key, -1, 0, l->t->n_vocab - 1, &v, err);
-    *id = rc < 0 ? -1 : (int32_t)v;
+    if (rc == 0)
+        *id = (int32_t)v;
     return rc;
 }
 
@@ -190,6 +198,7 @@ static int read_special(struct load *l, tern_error *err)
     if (id >= 0)
         t->eog[id] = true;
     tern_tok_find_ends(t);
+    TERN_TRY(tern_tok_names_from_file(t, l->f, err));
 out:
     return rc;
 }

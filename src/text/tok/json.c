@@ -15,7 +15,7 @@ struct entry {
     const char *p; /* NULL: no token has this id */
     size_t n;
     uint8_t type, find;
-    bool added, normalized;
+    bool piece, added, normalized; /* of the model's vocabulary; an added token; found in normalized text */
 };
 
 struct vocabulary {
@@ -100,6 +100,7 @@ static int read_bpe_vocab(const struct tern_tok_json *j, const json_t *vocab, st
         TERN_TRY(reach(j, v, cap, p, json_is_integer(id) ? json_integer_value(id) : -1, &e, err));
         TERN_TRY(name_id(j, e, json_integer_value(id), p, json_object_iter_key_len(it), err));
         e->type = TERN_TOK_NORMAL;
+        e->piece = true;
     }
 out:
     return rc;
@@ -117,6 +118,7 @@ static int read_unigram_vocab(const struct tern_tok_json *j, const json_t *vocab
         TERN_TRY(reach(j, v, cap, json_string_value(p), (json_int_t)i, &e, err));
         TERN_TRY(name_id(j, e, (json_int_t)i, json_string_value(p), json_string_length(p), err));
         e->type = TERN_TOK_NORMAL;
+        e->piece = true;
     }
 out:
     return rc;
@@ -244,7 +246,7 @@ static int fill_tables(struct tern_tok_json *j, const struct vocabulary *v, tern
         t->type[i] = t->byte_fallback && e->type == TERN_TOK_NORMAL && tern_tok_byte_of_piece(e->p, e->n) >= 0
                          ? TERN_TOK_BYTE
                          : e->type;
-        t->find[i] = e->find;
+        t->find[i] = e->find | (e->piece ? 0 : TERN_TOK_ALONE);
         tern_tok_strings_set(&t->piece, (int32_t)i, e->p, e->n);
         tern_tok_strings_set(&t->bytes, (int32_t)i, bytes, decode_piece(j, of, e, bytes));
         if (e->n > 0)
@@ -316,6 +318,22 @@ static bool has_text(const json_t *object, const char *key)
     return json_string_length(tern_tok_json_get(object, key)) > 0;
 }
 
+/* Pieces of byte-level BPE that are added tokens too: those that the byte alphabet writes as they are. */
+static void index_added(struct tern_tokenizer *t)
+{
+    for (int32_t i = 0; i < t->n_vocab; i++) {
+        size_t n, k = 0;
+        const char *p = tern_tok_string(&t->piece, i, &n);
+        while (k < n && p[k] > ' ' && p[k] <= '~')
+            k++;
+        if (t->type[i] != TERN_TOK_USER || !tern_tok_is_piece(t, i) || k < n)
+            continue;
+        tern_tok_map_add(&t->by_bytes, &t->bytes, i);
+        if (n == 1)
+            t->byte_id[(uint8_t)*p] = i;
+    }
+}
+
 static int read_bpe(struct tern_tok_json *j, const json_t *model, tern_error *err)
 {
     int rc = 0;
@@ -339,7 +357,8 @@ static int read_bpe(struct tern_tok_json *j, const json_t *model, tern_error *er
     }
     TERN_TRY(tern_tok_index_bytes(t, err));
     tern_tok_find_bytes(t, TERN_TOK_NORMAL);
-    for (int b = 0; b < 256; b++)
+    index_added(t);
+    for (int b = 0; b < 256 && !t->fuse_unknown; b++) /* else the encoder knows it by the lack of a token */
         if (t->byte_id[b] < 0)
             t->byte_id[b] = t->unknown;
     (void)snprintf(t->kind, sizeof t->kind, "byte-level BPE");
@@ -454,6 +473,7 @@ static int read_special(struct tern_tok_json *j, tern_error *err)
     if (t->eos >= 0)
         t->eog[t->eos] = true;
     tern_tok_find_ends(t);
+    TERN_TRY(tern_tok_names_from_config(t, j->config, err));
 out:
     return rc;
 }

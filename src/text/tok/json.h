@@ -1,4 +1,4 @@
-/* text/tok/json.h - what the files that read a tokenizer.json share; included by json*.c only. */
+/* text/tok/json.h - what the files that read a tokenizer.json share; included by json*.c and names.c only. */
 #ifndef TERN_TEXT_TOK_JSON_H
 #define TERN_TEXT_TOK_JSON_H
 
@@ -39,5 +39,8 @@ int tern_tok_json_pre_tokenizer(struct tern_tok_json *j, const json_t *object, t
 /* Reads only; the ids of post-processors are taken once there is a vocabulary. */
 int tern_tok_json_decoder(struct tern_tok_json *j, const json_t *object, tern_error *err);
 int tern_tok_json_post_processor(struct tern_tok_json *j, const json_t *object, tern_error *err);
+
+/* t->names out of a tokenizer_config.json, NULL if there is none (names.c). */
+int tern_tok_names_from_config(struct tern_tokenizer *t, const json_t *config, tern_error *err);
 
 #endif

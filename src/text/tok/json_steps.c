@@ -224,6 +224,11 @@ out:
     return rc;
 }
 
+/* The \w of "Whitespace" and of single words, which is Unicode's and not Oniguruma's: Alphabetic, M, Nd, Pc and the two
+ * joiners (as tern_tok_is_word has it). */
+#define UNICODE_WORD                                                                              \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{200C}\\x{200D}\\x{24B6}-\\x{24E9}\\x{1F130}-\\x{1F149}" \
+    "\\x{1F150}-\\x{1F169}\\x{1F170}-\\x{1F189}"
 #define PUNCTUATION "[\\p{P}!-/:-@\\[-`{-~]"
 
 static int read_pre_tokenizer(struct tern_tok_json *j, const json_t *object, int depth, tern_error *err)
@@ -253,7 +258,7 @@ static int read_pre_tokenizer(struct tern_tok_json *j, const json_t *object, int
                                                                                            : TERN_TOK_CONTIGUOUS,
                                     false, err);
     if (strcmp(type, "Whitespace") == 0)
-        return tern_tok_steps_split(s, "\\w+|[^\\w\\s]+", TERN_TOK_REMOVED, true, err);
+        return tern_tok_steps_split(s, "[" UNICODE_WORD "]+|[^" UNICODE_WORD "\\s]+", TERN_TOK_REMOVED, true, err);
     if (strcmp(type, "WhitespaceSplit") == 0)
         return tern_tok_steps_split(s, "\\s", TERN_TOK_REMOVED, false, err);
     if (strcmp(type, "BertPreTokenizer") == 0) {

@@ -37,34 +37,6 @@ static inline uint32_t pair_rank(const struct tern_tokenizer *t, int32_t left, i
     }
 }
 
-/* Length of the first symbol of p[0..n) and its id; -1 for a byte that byte-level BPE leaves out. */
-static inline size_t first_symbol(const struct tern_tokenizer *t, const char *p, size_t n, int32_t *id)
-{
-    if (t->algo == TERN_TOK_BYTE_BPE) {
-        *id = t->byte_id[(uint8_t)*p];
-        return 1;
-    }
-    uint32_t cp;
-    int len = tern_utf8_decode(p, n, &cp);
-    size_t n_char = len == 0 ? 1 : (size_t)len;
-    *id = UNRESOLVED;
-    if (t->algo == TERN_TOK_CHAR_BPE) {
-        *id = tern_tok_plain(t, p, n_char);
-        if (*id < 0)
-            *id = TERN_TOK_NO_TOKEN;
-    }
-    return n_char;
-}
-
-int32_t tern_tok_plain(const struct tern_tokenizer *t, const char *p, size_t n)
-{
-    if (t->algo == TERN_TOK_BYTE_BPE || t->algo == TERN_TOK_SCORE_BPE)
-        return tern_tok_map_get(&t->by_bytes, &t->bytes, p, n);
-    int32_t id = tern_tok_map_get(&t->by_piece, &t->piece, p, n);
-    bool plain = id >= 0 && (t->type[id] == TERN_TOK_NORMAL || t->type[id] == TERN_TOK_USER);
-    return plain ? id : -1;
-}
-
 /* Whether a character becomes bytes: of score BPE those that there are, of others all or none. */
 static bool has_bytes(const struct tern_tokenizer *t, const char *p, size_t n)
 {
@@ -74,6 +46,36 @@ static bool has_bytes(const struct tern_tokenizer *t, const char *p, size_t n)
         if (!t->byte_fallback || t->byte_id[(uint8_t)p[i]] < 0)
             return false;
     return true;
+}
+
+/* Length of the first symbol of p[0..n) and its id; -1 for what is left out, so that its neighbours meet: bytes of
+ * byte-level BPE and characters without a token, where there is no unknown token either. */
+static inline size_t first_symbol(const struct tern_tokenizer *t, const char *p, size_t n, int32_t *id)
+{
+    if (t->algo == TERN_TOK_BYTE_BPE) {
+        *id = t->byte_id[(uint8_t)*p];
+        if (*id < 0 && t->unknown >= 0 && t->fuse_unknown)
+            *id = TERN_TOK_NO_TOKEN;
+        return 1;
+    }
+    uint32_t cp;
+    int len = tern_utf8_decode(p, n, &cp);
+    size_t n_char = len == 0 ? 1 : (size_t)len;
+    *id = UNRESOLVED;
+    if (t->algo == TERN_TOK_CHAR_BPE) {
+        *id = tern_tok_plain(t, p, n_char);
+        if (*id < 0)
+            *id = t->unknown >= 0 || has_bytes(t, p, n_char) ? TERN_TOK_NO_TOKEN : -1;
+    }
+    return n_char;
+}
+
+int32_t tern_tok_plain(const struct tern_tokenizer *t, const char *p, size_t n)
+{
+    if (t->algo == TERN_TOK_BYTE_BPE || t->algo == TERN_TOK_SCORE_BPE)
+        return tern_tok_map_get(&t->by_bytes, &t->bytes, p, n);
+    int32_t id = tern_tok_map_get(&t->by_piece, &t->piece, p, n);
+    return id >= 0 && tern_tok_is_piece(t, id) ? id : -1;
 }
 
 static int emit_no_token(struct tern_tok_work *w, tern_error *err)
@@ -108,8 +110,12 @@ static inline int emit(struct tern_tok_work *w, int32_t id, const char *p, size_
 {
     if (id == UNRESOLVED)
         id = tern_tok_plain(w->t, p, n);
-    if (id < 0)
-        return tern_tok_emit_unknown(w, p, n, err);
+    if (id < 0) {
+        /* One symbol; what was left out behind it belongs to none. */
+        uint32_t cp;
+        const int len = w->t->algo == TERN_TOK_CHAR_BPE ? tern_utf8_decode(p, n, &cp) : 0;
+        return tern_tok_emit_unknown(w, p, len > 0 ? (size_t)len : n, err);
+    }
     w->after_unknown = false;
     return tern_ids_add(w->ids, id, err);
 }

@@ -28,7 +28,9 @@ bool tern_tok_is_word(uint32_t cp)
     case UTF8PROC_CATEGORY_PC:
         return true;
     default:
-        return cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9); /* joiners, circled letters */
+        /* Joiners; letters in circles and squares. */
+        return cp == 0x200C || cp == 0x200D || (cp >= 0x24B6 && cp <= 0x24E9) || (cp >= 0x1F130 && cp <= 0x1F149) ||
+               (cp >= 0x1F150 && cp <= 0x1F169) || (cp >= 0x1F170 && cp <= 0x1F189);
     }
 }
 

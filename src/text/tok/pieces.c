@@ -59,6 +59,7 @@ static int flush(struct cut *c, tern_error *err)
     c->have = false;
     if (!have)
         return 0;
+    c->w->at_start = c->w->at_start && c->held.begin == 0;
     return tern_tok_pieces(c->w, c->next, c->source, c->base + c->held.begin, c->base + c->held.end, err);
 }
 
@@ -141,7 +142,6 @@ static int mark(struct tern_tok_work *w, const struct tern_tok_step *step, int s
         else
             TERN_TRY(tern_buf_addc(&w->copy, c, err));
     }
-    w->at_start = false;
 out:
     return rc;
 }

@@ -100,6 +100,7 @@ enum {
     TERN_TOK_WORD = 1,   /* only between characters that are not part of a word */
     TERN_TOK_LSTRIP = 2, /* with the white space before it */
     TERN_TOK_RSTRIP = 4, /* with the white space behind it */
+    TERN_TOK_ALONE = 8,  /* in this way alone: it is no piece of the model's vocabulary */
 };
 
 struct tern_tokenizer {
@@ -116,6 +117,7 @@ struct tern_tokenizer {
     int32_t bos, eos, unknown;
     int32_t front[TERN_TOK_MAX_AROUND], back[TERN_TOK_MAX_AROUND]; /* what TERN_TOK_BOS_EOS adds */
     int n_front, n_back;
+    char *names;   /* tern_tokenizer_names */
     uint8_t *type; /* [n_vocab] enum tern_tok_type */
     bool *eog;     /* [n_vocab] */
     uint8_t *find; /* [n_vocab] TERN_TOK_WORD ...; NULL: all 0 */
@@ -158,6 +160,8 @@ size_t tern_tok_undo_marks(const char *p, size_t n, char *out);
 /* "<0x0A>" -> 10, anything else -> -1. */
 int tern_tok_byte_of_piece(const char *p, size_t n);
 
+/* May plain text become the token?  User-defined ones are pieces too (runs of spaces), but those of TERN_TOK_ALONE. */
+bool tern_tok_is_piece(const struct tern_tokenizer *t, int32_t id);
 /* Fills byte_id from the tokens of that type that stand for one byte. */
 void tern_tok_find_bytes(struct tern_tokenizer *t, enum tern_tok_type type);
 /* Fills by_bytes and max_bytes. */
@@ -175,6 +179,10 @@ bool tern_tok_add_merge_text(struct tern_tokenizer *t, const char *p, size_t n, 
 /* The scores with which score BPE does what t, character BPE, does with its merges.  *same false: there are none.
  * scores: [n_vocab] (scores.c). */
 int tern_tok_scores(const struct tern_tokenizer *t, float *scores, bool *same, tern_error *err);
+
+/* t->names out of a GGUF file, and into one (names.c). */
+int tern_tok_names_from_file(struct tern_tokenizer *t, const struct tern_file *f, tern_error *err);
+int tern_tok_names_to_gguf(struct tern_gguf *g, const struct tern_tokenizer *t, tern_error *err);
 
 /* ---- vocabulary (vocab.c) ---------------------------------------------------------------------------------------- */
 
@@ -220,8 +228,11 @@ struct tern_tok_scan {
     size_t n_spans;
     size_t span;  /* index of the span at the position last looked at */
     size_t limit; /* control tokens may reach up to here; at most `begin` of a user span */
+    size_t next;  /* where the next token is looked for */
 };
 
+/* The next token; `from` is where the last one ended.  White space that one took with it on its right may itself be a
+ * token, which then begins before `from`: so Hugging Face has it. */
 struct tern_tok_match tern_tok_scan_next(struct tern_tok_scan *s, size_t from);
 
 /* ---- UTF-8 and normalization (utf8.c, nfc.c) --------------------------------------------------------------------- */

@@ -1,10 +1,13 @@
 /* Questions about a tokenizer, and its end. */
+#include <stdlib.h>
+
 #include "text/tok/encode.h"
 
 void tern_tokenizer_free(struct tern_tokenizer *t)
 {
     if (!t)
         return;
+    free(t->names); /* jansson's */
     tern_free(t->type);
     tern_free(t->eog);
     tern_tok_strings_clear(&t->piece);
