@@ -170,7 +170,7 @@ int tern_setup_stop_tokens(tern_generate_params *p, tern_tokens *out, const stru
 /* --stop texts, none of them empty. */
 int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err);
 
-/* Appends the integers of a text, separated by commas or blanks, to out.  `what` names the source in messages. */
+/* Appends the integers of a text, separated by one comma or blanks, to out.  `what` names the source in messages. */
 int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err);
 
 /* ---- output.c ---------------------------------------------------------------------------------------------------- */

@@ -490,11 +490,23 @@ int tern_setup_tokenize(const tern_model *m, const struct tern_buf *text, unsign
 
 /* ---- ids --------------------------------------------------------------------------------------------------------- */
 
+/* A comma stands between two ids; *open: behind the last one no id has come yet. */
+static int next_comma(bool *open, bool any, const char *what, ptrdiff_t at, tern_error *err)
+{
+    if (*open || !any)
+        return tern_err_set(err, TERN_EINVAL, "%s: a token id is missing before the comma at byte %td", what, at);
+    *open = true;
+    return 0;
+}
+
 int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err)
 {
     int rc = 0;
+    bool open = false, any = false;
     const char *p = text, *end = text + n;
     while (p < end) {
+        if (*p == ',')
+            TERN_TRY(next_comma(&open, any, what, p - text, err));
         if (*p == ',' || *p == ' ' || *p == '\n' || *p == '\r' || *p == '\t') {
             p++;
             continue;
@@ -510,7 +522,11 @@ int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what
                       start, start - text);
         }
         TERN_TRY(tern_tokens_push(out, (int32_t)v, err));
+        open = false;
+        any = true;
     }
+    if (open)
+        TERN_FAIL(err, TERN_EINVAL, "%s: a token id is missing behind the last comma", what);
 out:
     return rc;
 }

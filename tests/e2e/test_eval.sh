@@ -24,7 +24,7 @@ for o in "-t 1" "-t 3" "--chunk 5" "--decode"; do
 done
 run 0 "$TERN" eval logits -m "$tiny/llama-tied.gguf" --ids 1,2,3 --out "$work/three.npy"
 header "$work/three.npy" | grep -q "'shape': (3, $vocab)" || say "three rows"
-run 0 "$TERN" eval logits -m "$tiny/llama-tied.gguf" --ids "1 2
+run 0 "$TERN" eval logits -m "$tiny/llama-tied.gguf" --ids "1 , 2
 3" --out "$work/blanks.npy"
 cmp -s "$work/three.npy" "$work/blanks.npy" || say "ids separated by blanks"
 same "$(find "$work" -name '*tmp*')" "" "temporary files"

@@ -149,6 +149,9 @@ bad "KV heads" bench kv --heads 3 --kv-heads 2
 bad "Q9" bench weights --types Q9
 bad "not a multiple" bench weights --outputs 17
 bad "is not a token id" eval logits -m "$MODEL" --ids 1,one,2 --out "$work/x.npy"
+bad "missing before the comma at byte 2" eval logits -m "$MODEL" --ids 1,,2 --out "$work/x.npy"
+bad "missing before the comma at byte 0" eval logits -m "$MODEL" --ids ,2 --out "$work/x.npy"
+bad "missing behind the last comma" eval logits -m "$MODEL" --ids "1, 2, " --out "$work/x.npy"
 bad "layers wants" run -m "$MODEL" -p x --kv l4,layers=9
 bad "-3" eval logits -m "$MODEL" --ids 1,-3 --out "$work/x.npy"
 bad "no token ids" eval logits -m "$MODEL" --ids "" --out "$work/x.npy"
