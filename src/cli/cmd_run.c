@@ -72,6 +72,15 @@ static int read_prompt(struct run *r, tern_error *err)
     return read_pipe(r, err);
 }
 
+/* A turn of no words is a slip, of a variable that is not set for one; a text may begin with nothing. */
+static int read_whole_prompt(struct run *r, tern_error *err)
+{
+    const int rc = read_prompt(r, err);
+    if (rc == 0 && !r->prompt.len && !r->a->v[TERN_OPT_RAW].n)
+        return tern_cli_usage(err, "the prompt is empty (--raw takes one)");
+    return rc;
+}
+
 static int render_prompt(struct run *r, tern_error *err)
 {
     const char *nul = memchr(r->prompt.p, 0, r->prompt.len);
@@ -424,7 +433,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
     struct run r = {.a = a, .json = a->v[TERN_OPT_JSON].n > 0};
-    TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(read_whole_prompt(&r, err));
     TERN_TRY(read_rule(&r, err));
     TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
     TERN_TRY(tern_setup_stop(&r.params, a, err));
@@ -469,7 +478,7 @@ int tern_cmd_cache_build(const struct tern_args *a, tern_error *err)
     int rc = 0, kept = 0;
     struct run r = {.a = a};
     const char *path = a->v[TERN_OPT_CACHE_OUT].s;
-    TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(read_whole_prompt(&r, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));

@@ -100,6 +100,10 @@ bad "eval" eval
 bad "logits, ppl or kld" eval speed
 bad "--model" run -p x
 bad "a prompt is missing" run -m "$MODEL"
+bad "the prompt is empty" run -m "$MODEL" -p ""
+bad "the prompt is empty" run -m "$MODEL" ""
+bad "the prompt is empty" run -m "$MODEL" -f /dev/null
+bad "the prompt is empty" cache build -m "$MODEL" -o "$work/x.ternc" -p ""
 bad "exclude" run -m "$MODEL" -p x -f y
 bad "exclude" run -m "$MODEL" -p x --raw --system y
 bad "--decode-bits and --exact exclude" run -m "$MODEL" -p x --decode-bits 16 --exact
