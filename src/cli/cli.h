@@ -123,7 +123,7 @@ int tern_setup_fall_back(struct tern_setup *s, const struct tern_args *a, const 
 /* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
 int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
 #define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text */
-/* tern_buf_read_file of a file that this run must not replace then. */
+/* tern_buf_read_file of a text, - for standard input, that this run must not replace then; UTF-16 is refused. */
 int tern_setup_read(struct tern_buf *out, const char *path, size_t max_bytes, tern_error *err);
 void tern_setup_clear(struct tern_setup *s);
 

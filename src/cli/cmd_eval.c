@@ -96,7 +96,7 @@ int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
     tern_tokens ids = {0};
     struct tern_progress bar = {.what = "perplexity"};
     tern_ppl ppl;
-    TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_PPL_FILE].s, TERN_CLI_MAX_TEXT, err));
+    TERN_TRY(tern_setup_read(&text, a->v[TERN_OPT_PPL_FILE].s, TERN_CLI_MAX_TEXT, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
     int ctx = tern_chunk_ctx(&s, &a->v[TERN_OPT_PPL_CTX]);
     /* Where texts begin with BOS, each chunk gets it and the text does not. */

@@ -40,7 +40,7 @@ struct run {
 /* What is piped in, as people pipe it: the newline that ends it is not meant.  Nothing there: no prompt was given. */
 static int read_pipe(struct run *r, tern_error *err)
 {
-    int rc = isatty(STDIN_FILENO) ? 0 : tern_buf_read_file(&r->prompt, "-", MAX_PROMPT_BYTES, err);
+    int rc = isatty(STDIN_FILENO) ? 0 : tern_setup_read(&r->prompt, "-", MAX_PROMPT_BYTES, err);
     if (rc == 0 && r->prompt.len == 0)
         return tern_cli_usage(err, "a prompt is missing: TEXT, -p TEXT, -f FILE or standard input");
     if (rc == 0 && r->prompt.p[r->prompt.len - 1] == '\n')
@@ -68,7 +68,7 @@ static int read_prompt(struct run *r, tern_error *err)
     if (alone)
         return tern_buf_add(&r->prompt, r->a->operands[0], strlen(r->a->operands[0]), err);
     if (file->n)
-        return tern_buf_read_file(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
+        return tern_setup_read(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
     return read_pipe(r, err);
 }
 

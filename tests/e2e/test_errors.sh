@@ -71,6 +71,13 @@ wrong "template" chat -m "$BASE_MODEL"
 wrong "tokenizer" run -m "$TEST_DATA/tiny/llama-tied.gguf" -p x --raw
 printf 'a\000b' >"$work/nul.txt"
 wrong "NUL" run -m "$MODEL" -f "$work/nul.txt"
+printf '\377\376a\000b\000' >"$work/wide.txt"
+printf '\376\377\000a\000b' >"$work/other-end.txt"
+wrong "wide.txt: is UTF-16" run -m "$MODEL" -f "$work/wide.txt"
+wrong "other-end.txt: is UTF-16" run -m "$MODEL" --raw -f "$work/other-end.txt"
+wrong "wide.txt: is UTF-16" eval ppl -m "$MODEL" -f "$work/wide.txt"
+wrong "wide.txt: is UTF-16" eval kld -m "$MODEL" -f "$work/wide.txt"
+wrong "wide.txt: is UTF-16" run -m "$MODEL" -p x --json-schema "$work/wide.txt"
 i=0
 while [ $i -lt 40 ]; do
     echo "a prompt of many words that goes on and on"
