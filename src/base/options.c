@@ -140,6 +140,16 @@ static int set_choice(const struct tern_option *o, struct tern_arg *a, const cha
     return tern_err_set(err, TERN_EINVAL, "%s must be one of %s, not \"%.80s\"", name, o->metavar, text);
 }
 
+static int set_once(const struct tern_option *o, struct tern_arg *a, const char *text, tern_error *err)
+{
+    char name[64];
+    label(o, name, sizeof name);
+    if (a->n)
+        return tern_err_set(err, TERN_EINVAL, "%s is given twice: \"%.80s\" and \"%.80s\"", name, a->s, text);
+    a->s = text;
+    return 0;
+}
+
 static int add_to_list(struct tern_arg *a, const char *text, tern_error *err)
 {
     const char **p = realloc(a->ss, ((size_t)a->n_items + 1) * sizeof *p);
@@ -164,6 +174,8 @@ static int set_value(const struct tern_option *o, struct tern_arg *a, const char
     case TERN_KIND_STRING:
         a->s = text;
         return 0;
+    case TERN_KIND_ONCE:
+        return set_once(o, a, text, err);
     case TERN_KIND_LIST:
         return add_to_list(a, text, err);
     case TERN_KIND_FLAG:

@@ -60,7 +60,9 @@ static int print_commands(const char *prefix, tern_error *err)
             TERN_TRY(tern_out_printf(err, "  %-13s %s\n", c->name, c->summary));
     }
     TERN_TRY(tern_out_printf(err, "\nOptions:\n  -h, --help    print this text\n  -V, --version print the version\n\n"
-                                  "'tern COMMAND --help' describes one command.\n"));
+                                  "'tern COMMAND --help' describes one command.  Of an option that is given twice the "
+                                  "last one counts;\none that names what is read or written may be given once, where "
+                                  "its help does not say otherwise.\n"));
 out:
     return rc;
 }

@@ -104,6 +104,15 @@ bad "the prompt is empty" run -m "$MODEL" -p ""
 bad "the prompt is empty" run -m "$MODEL" ""
 bad "the prompt is empty" run -m "$MODEL" -f /dev/null
 bad "the prompt is empty" cache build -m "$MODEL" -o "$work/x.ternc" -p ""
+bad 'given twice: "none.gguf" and "' run -m none.gguf -p x -m "$MODEL"
+bad 'given twice: "x" and "y"' run -m "$MODEL" -p x --prompt=y
+bad "given twice" run -m "$MODEL" -f "$0" -f "$0"
+bad "given twice" eval ppl -m "$MODEL" -f "$0" -f "$0"
+bad "given twice" eval logits -m "$MODEL" --ids 1 --out "$work/x.npy" --out "$work/y.npy"
+bad "given twice" run -m "$MODEL" -p x --regex a --regex b
+run 0 "$TERN" run -m "$MODEL" -p x -n 5 --kv f16 --temp 1 --max-tokens 0 --kv t4 --temp 0 --json
+same "$(json kv.spec usage.completion_tokens)" "t4
+0" "the last of a setting counts"
 bad "exclude" run -m "$MODEL" -p x -f y
 bad "exclude" run -m "$MODEL" -p x --raw --system y
 bad "--decode-bits and --exact exclude" run -m "$MODEL" -p x --decode-bits 16 --exact
