@@ -45,6 +45,17 @@ f32" "--json of ppl"
 exact=$(json ppl)
 run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --json --exact -t 1
 same "$(json ppl)" "$exact" "perplexity on one thread"
+all=$(json n_chunks)
+run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --json --exact --chunks "$all"
+same "$(json ppl)" "$exact" "perplexity of all chunks"
+run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --json --exact --chunks 2
+same "$(json n_chunks)" 2 "the first chunks alone"
+first=$(json ppl)
+head -n 20 "$work/text.txt" >"$work/begin.txt"
+run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/begin.txt" -c 128 --json --exact --chunks 2
+same "$(json ppl)" "$first" "the first two chunks, whatever follows"
+run 1 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --chunks $((all + 1))
+one_line "text.txt: " "are $all chunks of 128, not $((all + 1)) (--chunks)"
 run_with_input 0 "$(cat "$work/text.txt")" "$TERN" eval ppl -m "$MODEL" -f - -c 128 --kv l4
 grep -q '^perplexity [0-9.]* ' "$out" || say "print the perplexity"
 grep -q 'KV l4' "$out" || say "name the plan"
