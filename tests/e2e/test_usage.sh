@@ -31,6 +31,10 @@ for c in $commands "eval logits" "eval ppl" "eval kld" "bench kv" print; do
     # shellcheck disable=SC2086
     run 0 "$TERN" help $c
 done
+run 0 "$TERN" chat --help
+grep -q -e '--temp T .*\[0\]' "$out" && say "chat --help says that temperature is 0 when not given"
+tr -s ' \n' ' ' <"$out" | grep -q 'nothing and --temp is not given, temperature 0.6 holds' || say "the temperature of chat"
+tr -s ' \n' ' ' <"$out" | grep -q 'it recommends nothing, 0 in run, and in chat' || say "--temp tells both defaults"
 run 0 "$TERN" eval --help
 grep -q 'eval ppl' "$out" || say "eval --help lists its parts"
 
