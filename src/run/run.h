@@ -67,9 +67,8 @@ struct tern_seq {
     int recode_at;          /* tokens from which on recode_plan is its plan; 0: none */
     int recode_plan;
     int ahead;   /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
-    int guessed; /* rows of guesses that were written behind it since tern_guess_begin, those of a step that failed too
-                  */
-    bool torn;   /* a step failed midway: raw rows and states may be those of tokens that it does not have */
+    int guessed; /* rows of guesses behind it since tern_guess_begin, those of a step that failed too */
+    bool torn;   /* a step or trim failed midway: raw rows and states may be those of tokens that it does not have */
 };
 
 struct tern_drafter;

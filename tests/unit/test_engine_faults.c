@@ -173,6 +173,42 @@ static void test_trim(void **state)
     tiny_close(&t);
 }
 
+/* A trim that fails while it computes again leaves a sequence that nobody can take for a shorter one. */
+static void test_trim_fails(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    tern_engine *e;
+    tern_seq *s;
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    lc_random_ids(ids, 400, 5, t.n_vocab);
+    const tern_engine_params p = {.n_threads = 2, .chunk = 1, .kv = "t4"};
+    tiny_ok(tern_engine_open(&e, t.model, &p, &err), &err);
+    const struct tern_dev_ops *whole = e->dev->ops;
+    struct tern_dev_ops broken = *whole;
+    broken.fault = fails_once;
+    e->dev->ops = &broken;
+    fails_again = 0;
+    for (int fails = 1; fails <= 4; fails++) { /* the first steps of those that compute 64..98 again */
+        n_asked = 0;
+        fails_at = 0;
+        tiny_ok(tern_seq_new(&s, e, &err), &err);
+        tiny_ok(tern_prefill(e, s, ids, 200, NULL, NULL, NULL, &err), &err);
+        fails_at = n_asked + fails;
+        assert_int_equal(tern_seq_trim(s, 99, &err), TERN_EIO);
+        fails_at = 0;
+        const tern_step_item it = {.seq = s, .tokens = ids, .n_tokens = 1};
+        assert_int_equal(tern_step(e, &it, 1, NULL, &err), TERN_EINVAL);
+        assert_int_equal(tern_seq_trim(s, 10, &err), TERN_EINVAL);
+        assert_non_null(strstr(err.msg, "it can only be freed"));
+        tern_seq_free(s);
+    }
+    e->dev->ops = whole;
+    lc_close_engine(&e);
+    tiny_close(&t);
+}
+
 static int always(struct tern_dev *d, bool keep, tern_error *err)
 {
     (void)d;
@@ -232,6 +268,7 @@ static void test_for_good(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_loop), cmocka_unit_test(test_twice),
-                                       cmocka_unit_test(test_trim), cmocka_unit_test(test_for_good)};
+                                       cmocka_unit_test(test_trim), cmocka_unit_test(test_trim_fails),
+                                       cmocka_unit_test(test_for_good)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
