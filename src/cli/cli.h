@@ -48,7 +48,7 @@ int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *
 int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err);
 #define TERN_DOCTOR_KLD 0.2 /* more than that is no state to run in */
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
-/* cmd_cache.c, for `tern cache ls`: this file was written and can be made again. */
+/* cmd_cache.c, for `tern cache ls`: this file is or will be written and can be made again. */
 void tern_cache_remember(const char *path);
 
 /* ---- foreign.c --------------------------------------------------------------------------------------------------- */
