@@ -11,6 +11,8 @@ static int read_ids(tern_tokens *ids, const char *spec, tern_error *err)
     struct tern_buf b = {0};
     if (spec[0] != '@') {
         rc = tern_cli_as_usage(tern_ids_read(ids, spec, strlen(spec), "--ids", err), err);
+    } else if (!spec[1]) {
+        rc = tern_cli_usage(err, "--ids @: the name of a file is missing");
     } else {
         TERN_TRY(tern_setup_read(&b, spec + 1, TERN_CLI_MAX_TEXT, err));
         rc = tern_ids_read(ids, b.p, b.len, spec + 1, err);

@@ -110,6 +110,10 @@ if [ -e /proc/self/fd ]; then
     wait $chat
 fi
 
+# ---- the RoPE base ----
+wrong "RoPE base 1 must be above 1" run -m "$MODEL" -p x --rope-base 1
+run 0 "$TERN" run -m "$MODEL" -p x -n 1 --rope-base 1e12
+
 # ---- KV plans ----
 wrong "layer 9" run -m "$MODEL" -p x --kv l4,layers=9:f16
 

@@ -106,6 +106,13 @@ bad "--model" run -p x
 bad "a prompt is missing" run -m "$MODEL"
 bad "the prompt is empty" run -m "$MODEL" -p ""
 bad "the prompt is empty" run -m "$MODEL" ""
+bad "-m (--model) must not be empty: it is FILE" run -m "" -p x
+bad "--packed must not be empty" run -m "$MODEL" -p x --packed ""
+bad "--draft must not be empty" run -m "$MODEL" -p x --draft=
+bad "--out must not be empty" eval logits -m "$MODEL" --ids 1 --out ""
+bad "--ids @: the name of a file is missing" eval logits -m "$MODEL" --ids @ --out "$work/x.npy"
+bad "an argument is empty" inspect ""
+bad "an argument is empty" cache verify ""
 bad "the prompt is empty" run -m "$MODEL" -f /dev/null
 bad "the prompt is empty" cache build -m "$MODEL" -o "$work/x.ternc" -p ""
 bad 'given twice: "none.gguf" and "' run -m none.gguf -p x -m "$MODEL"
