@@ -6,6 +6,7 @@ import pty
 import select
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
@@ -162,6 +163,12 @@ t.expect(b"> ")
 check(b"\x1b" not in t.all, f"no escape sequences: {t.all!r}")
 t.type(b"/quit\r")
 check(t.status() == 0, "status 0 on a dumb terminal")
+
+# Lines of programs that share a terminal stay whole: each is one write, which a pipe of packets shows.
+reader, writer = os.pipe2(os.O_DIRECT)
+subprocess.run([TERN, "run", "-m", MODEL], stderr=writer, stdin=subprocess.DEVNULL, check=False)
+line = os.read(reader, 65536)
+check(line.startswith(b"tern: a prompt is missing") and line.endswith(b"\n"), f"one write for a line: {line!r}")
 
 for c in complaints:
     print("FAILED:", c)
