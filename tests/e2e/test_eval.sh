@@ -27,6 +27,10 @@ header "$work/three.npy" | grep -q "'shape': (3, $vocab)" || say "three rows"
 run 0 "$TERN" eval logits -m "$tiny/llama-tied.gguf" --ids "1 , 2
 3" --out "$work/blanks.npy"
 cmp -s "$work/three.npy" "$work/blanks.npy" || say "ids separated by blanks"
+awk 'BEGIN { for (i = 0; i < 6000; i++) print i % 100 }' >"$work/many"
+interrupt "$err" 'KV plan' "$TERN" eval logits -m "$MODEL" --ids "@$work/many" --out "$work/never.npy" --decode --exact --cpu-mask c \
+    -v
+[ ! -e "$work/never.npy" ] || say "no array after Ctrl-C"
 same "$(find "$work" -name '*tmp*')" "" "temporary files"
 
 # ---- perplexity ----
