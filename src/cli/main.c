@@ -64,8 +64,8 @@ static int print_commands(const char *prefix, tern_error *err)
     }
     TERN_TRY(tern_out_printf(err, "\nOptions:\n  -h, --help    print this text\n  -V, --version print the version\n\n"
                                   "'tern COMMAND --help' describes one command.  Of an option that is given twice the "
-                                  "last one counts;\none that names what is read or written may be given once, where "
-                                  "its help does not say otherwise.\n"));
+                                  "last one counts;\n-m, -p, -f, -o and others that name a command's input or output "
+                                  "may be given once, where its help does\nnot say otherwise.\n"));
 out:
     return rc;
 }

@@ -121,6 +121,7 @@ bad "given twice" run -m "$MODEL" -f "$0" -f "$0"
 bad "given twice" eval ppl -m "$MODEL" -f "$0" -f "$0"
 bad "given twice" eval logits -m "$MODEL" --ids 1 --out "$work/x.npy" --out "$work/y.npy"
 bad "given twice" run -m "$MODEL" -p x --regex a --regex b
+bad "given twice" serve -m "$MODEL" --config /dev/null --config /dev/null
 run 0 "$TERN" run -m "$MODEL" -p x -n 5 --kv f16 --temp 1 --max-tokens 0 --kv t4 --temp 0 --json
 same "$(json kv.spec usage.completion_tokens)" "t4
 0" "the last of a setting counts"
