@@ -170,7 +170,7 @@ static bool names_file(const struct tern_option *o)
 
 static int set_value(const struct tern_option *o, struct tern_arg *a, const char *text, tern_error *err)
 {
-    if (text && !*text && names_file(o)) { /* of a variable that is not set, for one */
+    if (names_file(o) && !*text) { /* of a variable that is not set, for one */
         char name[64];
         label(o, name, sizeof name);
         return tern_err_set(err, TERN_EINVAL, "%s must not be empty: it is %s", name, o->metavar);
