@@ -434,8 +434,9 @@ TERN_API int tern_seq_new_plan(tern_seq **out, tern_engine *e, int plan, tern_er
 TERN_API void tern_seq_free(tern_seq *s);
 TERN_API int tern_seq_fork(tern_seq **out, tern_seq *s, tern_error *err); /* shares closed pages */
 /* Forgets all tokens from n on.  Nothing has changed when it fails, but where a device fails while it computes again:
- * TERN_EUNSUPPORTED when a sliding-window layer no longer holds the tokens that n needs; TERN_ECAPACITY when tokens
- * before n must be computed again, others share their pages, and kv_bytes leaves no room for new ones. */
+ * then the sequence can only be freed.  TERN_EUNSUPPORTED when a sliding-window layer no longer holds the tokens that n
+ * needs; TERN_ECAPACITY when tokens before n must be computed again, others share their pages, and kv_bytes leaves no
+ * room for new ones. */
 TERN_API int tern_seq_trim(tern_seq *s, int n, tern_error *err);
 TERN_API int tern_seq_length(const tern_seq *s);
 TERN_API int tern_seq_plan(const tern_seq *s); /* number of its plan */

@@ -79,6 +79,8 @@ int tern_buf_read_file(struct tern_buf *b, const char *path, size_t max_bytes, t
     int rc = 0;
     struct stat st;
     FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (f == stdin)
+        path = "standard input";
     if (!f)
         return tern_err_set(err, TERN_EIO, "%s: %s", path, strerror(errno));
     if (fstat(fileno(f), &st) == 0 && S_ISDIR(st.st_mode))

@@ -140,6 +140,16 @@ static int set_choice(const struct tern_option *o, struct tern_arg *a, const cha
     return tern_err_set(err, TERN_EINVAL, "%s must be one of %s, not \"%.80s\"", name, o->metavar, text);
 }
 
+static int set_once(const struct tern_option *o, struct tern_arg *a, const char *text, tern_error *err)
+{
+    char name[64];
+    label(o, name, sizeof name);
+    if (a->n)
+        return tern_err_set(err, TERN_EINVAL, "%s is given twice: \"%.80s\" and \"%.80s\"", name, a->s, text);
+    a->s = text;
+    return 0;
+}
+
 static int add_to_list(struct tern_arg *a, const char *text, tern_error *err)
 {
     const char **p = realloc(a->ss, ((size_t)a->n_items + 1) * sizeof *p);
@@ -150,8 +160,21 @@ static int add_to_list(struct tern_arg *a, const char *text, tern_error *err)
     return 0;
 }
 
+/* Does the option name a file or a folder, perhaps among other things?  A list of ids may come from a file. */
+static bool names_file(const struct tern_option *o)
+{
+    const char *m = o->metavar;
+    return m && (strncmp(m, "FILE", 4) == 0 || strstr(m, "|FILE") || strstr(m, "]FILE") || strcmp(m, "DIR") == 0 ||
+                 strcmp(m, "PATH") == 0);
+}
+
 static int set_value(const struct tern_option *o, struct tern_arg *a, const char *text, tern_error *err)
 {
+    if (names_file(o) && !*text) { /* of a variable that is not set, for one */
+        char name[64];
+        label(o, name, sizeof name);
+        return tern_err_set(err, TERN_EINVAL, "%s must not be empty: it is %s", name, o->metavar);
+    }
     switch (o->kind) {
     case TERN_KIND_INT:
         return set_int(o, a, text, err);
@@ -164,6 +187,8 @@ static int set_value(const struct tern_option *o, struct tern_arg *a, const char
     case TERN_KIND_STRING:
         a->s = text;
         return 0;
+    case TERN_KIND_ONCE:
+        return set_once(o, a, text, err);
     case TERN_KIND_LIST:
         return add_to_list(a, text, err);
     case TERN_KIND_FLAG:
@@ -252,6 +277,9 @@ static int check_complete(const struct tern_args *a, tern_error *err)
         label(o, name, sizeof name);
         return tern_err_set(err, TERN_EINVAL, "%s %s is missing", name, o->metavar);
     }
+    for (int i = 0; i < a->n_operands; i++)
+        if (!*a->operands[i] && strcmp(c->name, "run") != 0 && strcmp(c->name, "cache build") != 0)
+            return tern_err_set(err, TERN_EINVAL, "an argument is empty, where a name is wanted");
     const int most = abs(c->n_operands);
     if (a->n_operands > most)
         return tern_err_set(err, TERN_EINVAL, "unexpected argument \"%.80s\"", a->operands[most]);

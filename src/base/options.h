@@ -43,6 +43,7 @@ enum tern_option_kind {
     TERN_KIND_INTS,   /* comma-separated integers, each in [min, max] */
     TERN_KIND_FLOAT,  /* one finite number in [min, max] */
     TERN_KIND_STRING, /* any text; the last one given counts */
+    TERN_KIND_ONCE,   /* any text that names what is worked on: a second one would be forgotten, so it is refused */
     TERN_KIND_LIST,   /* any text, as often as wanted: all count */
     TERN_KIND_CHOICE, /* one of the words of the metavar, "strict|report" */
 };

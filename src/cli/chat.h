@@ -29,6 +29,8 @@ int tern_input_message(struct tern_input *in, struct tern_buf *out, tern_error *
 /* Keys of a terminal, one by one.  What is pasted between the terminal's marks is one piece of text: lines of it do not
  * end the line that is edited, which shows "[pasted 3 lines #1]" in its place. */
 struct tern_keys {
+    int terminal;          /* where it can be written to */
+    bool marks;            /* it knows how to mark pastes */
     unsigned char held[8]; /* read, and not yet handed out */
     int n_held, next_held;
     int columns, rows; /* of the window, as last seen */
@@ -42,7 +44,7 @@ struct tern_keys {
 };
 enum { TERN_KEYS_RESIZED = -2 };           /* the window has another size */
 void tern_keys_begin(struct tern_keys *k); /* of a line: the terminal shall mark what is pasted */
-void tern_keys_end(struct tern_keys *k);
+void tern_keys_end(const struct tern_keys *k);
 /* 1 and *key; 0 at the end of input or after Ctrl-C; -1 on error; TERN_KEYS_RESIZED. */
 int tern_keys_next(struct tern_keys *k, wchar_t *key);
 bool tern_keys_pasted(const struct tern_keys *k);

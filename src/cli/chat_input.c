@@ -51,11 +51,20 @@ static int read_key(EditLine *el, wchar_t *key)
     }
 }
 
-static int start_editor(struct tern_input *in, tern_error *err)
+/* Where the line that is typed is shown; NULL: nowhere.  Replies may go to a file, and that shall hold nothing else. */
+static FILE *terminal_of(void)
+{
+    return !isatty(STDIN_FILENO) ? NULL : isatty(STDOUT_FILENO) ? stdout : isatty(STDERR_FILENO) ? stderr : NULL;
+}
+
+static int start_editor(struct tern_input *in, FILE *to, tern_error *err)
 {
     HistEvent event;
+    const char *term = getenv("TERM");
     use_utf8();
-    in->el = el_init("tern", stdin, stdout, stderr);
+    in->keys.terminal = fileno(to);
+    in->keys.marks = term && *term && strcmp(term, "dumb") != 0;
+    in->el = el_init("tern", stdin, to, stderr);
     in->history = history_init();
     if (!in->el || !in->history)
         return tern_err_set(err, TERN_EIO, "cannot start the line editor");
@@ -77,7 +86,8 @@ int tern_input_new(struct tern_input **out, tern_error *err)
     struct tern_input *in = calloc(1, sizeof *in);
     if (!in)
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate the line reader");
-    int rc = isatty(STDIN_FILENO) ? start_editor(in, err) : 0;
+    FILE *to = terminal_of();
+    int rc = to ? start_editor(in, to, err) : 0;
     if (rc < 0)
         tern_input_free(in);
     else

@@ -23,13 +23,14 @@ void tern_keys_begin(struct tern_keys *k)
         tern_buf_clear(&k->pastes[i]);
     k->n_pastes = 0;
     k->failed = false;
-    (void)!write(STDOUT_FILENO, "\033[?2004h", 8);
+    if (k->marks)
+        (void)!write(k->terminal, "\033[?2004h", 8);
 }
 
-void tern_keys_end(struct tern_keys *k)
+void tern_keys_end(const struct tern_keys *k)
 {
-    (void)k;
-    (void)!write(STDOUT_FILENO, "\033[?2004l", 8);
+    if (k->marks)
+        (void)!write(k->terminal, "\033[?2004l", 8);
 }
 
 void tern_keys_clear(struct tern_keys *k)

@@ -48,7 +48,7 @@ int tern_doctor_calibrate(tern_model *m, const struct tern_args *a, tern_error *
 int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *n, tern_error *err);
 #define TERN_DOCTOR_KLD 0.2 /* more than that is no state to run in */
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
-/* cmd_cache.c, for `tern cache ls`: this file was written and can be made again. */
+/* cmd_cache.c, for `tern cache ls`: this file is or will be written and can be made again. */
 void tern_cache_remember(const char *path);
 
 /* ---- foreign.c --------------------------------------------------------------------------------------------------- */
@@ -123,7 +123,7 @@ int tern_setup_fall_back(struct tern_setup *s, const struct tern_args *a, const 
 /* Tokens per chunk of a text: the option's value, its default being less for models with a smaller context. */
 int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
 #define TERN_CLI_MAX_TEXT ((size_t)1 << 30) /* bytes of a text */
-/* tern_buf_read_file of a file that this run must not replace then. */
+/* tern_buf_read_file of a text, - for standard input, that this run must not replace then; UTF-16 is refused. */
 int tern_setup_read(struct tern_buf *out, const char *path, size_t max_bytes, tern_error *err);
 void tern_setup_clear(struct tern_setup *s);
 
@@ -170,7 +170,7 @@ int tern_setup_stop_tokens(tern_generate_params *p, tern_tokens *out, const stru
 /* --stop texts, none of them empty. */
 int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_error *err);
 
-/* Appends the integers of a text, separated by commas or blanks, to out.  `what` names the source in messages. */
+/* Appends the integers of a text, separated by one comma or blanks, to out.  `what` names the source in messages. */
 int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err);
 
 /* ---- output.c ---------------------------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,6 +33,8 @@ struct entry {
     const struct kind *kind;
     double bytes;
     bool orphan; /* lies beside a model that is gone */
+    bool part;   /* a temporary file: of a process that is at it, or of one that was interrupted */
+    bool busy;   /* the former */
 };
 
 struct cache {
@@ -62,6 +65,46 @@ static const struct kind *kind_of(const char *path, struct stat *st)
     return NULL;
 }
 
+/* Where the suffix of a temporary file begins (base/outfile.h); NULL: it has none. */
+static const char *tmp_suffix(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    if (!dot || strncmp(dot, ".tmp", 4) != 0)
+        return NULL;
+    const char *pid = dot[4] == '-' && dot[5] ? dot + 5 : dot + 4;
+    return pid[strspn(pid, "0123456789")] || (pid == dot + 4 && *pid) ? NULL : dot;
+}
+
+/* The same of a temporary file that tern made under this name: what is written last may still be zeros. */
+static const struct kind *kind_of_part(int fd, const char *path, const struct stat *st)
+{
+    const char *end = tmp_suffix(path);
+    const struct kind *found = NULL;
+    for (size_t i = 0; end && i < N_KINDS; i++) {
+        const size_t n = strlen(kinds[i].suffix);
+        const struct tern_outfile_kind k = {kinds[i].name, kinds[i].magic, strlen(kinds[i].magic), false, true};
+        const bool named = end - path > (ptrdiff_t)n && memcmp(end - n, kinds[i].suffix, n) == 0;
+        if (tern_target_left_over(fd, st, &k) && (named || !found))
+            found = &kinds[i];
+    }
+    return found;
+}
+
+/* Opens one; -1: it is none.  Whoever writes it holds a lock: *busy. */
+static int open_part(const char *path, const struct kind **kind, struct stat *st, bool *busy)
+{
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    *kind = fstat(fd, st) == 0 && S_ISREG(st->st_mode) ? kind_of_part(fd, path, st) : NULL;
+    if (*kind) {
+        *busy = flock(fd, LOCK_EX | LOCK_NB) < 0;
+        return fd;
+    }
+    (void)close(fd);
+    return -1;
+}
+
 static bool is_listed(const struct cache *c, const char *path)
 {
     for (size_t i = 0; i < c->n; i++)
@@ -73,11 +116,17 @@ static bool is_listed(const struct cache *c, const char *path)
 static int add(struct cache *c, const char *path, bool beside, tern_error *err)
 {
     int rc = 0;
+    bool busy = false;
     struct stat st;
-    const struct kind *kind = kind_of(path, &st);
+    const struct kind *kind;
+    const int fd = open_part(path, &kind, &st, &busy);
+    if (fd >= 0)
+        (void)close(fd);
+    else
+        kind = kind_of(path, &st);
     if (!kind || is_listed(c, path))
         return 0;
-    struct entry e = {.path = strdup(path), .kind = kind, .bytes = (double)st.st_size};
+    struct entry e = {.path = strdup(path), .kind = kind, .bytes = (double)st.st_size, .part = fd >= 0, .busy = busy};
     size_t n = strlen(path), suffix = strlen(kind->suffix);
     if (!e.path)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the list of files");
@@ -133,8 +182,12 @@ static int find_all(struct cache *c, tern_error *err)
         end = line + strcspn(line, "\n");
         if (*end)
             *end++ = 0;
-        if (*line == '/')
-            TERN_TRY(add(c, line, true, err));
+        if (*line != '/')
+            continue;
+        TERN_TRY(add(c, line, true, err));
+        tern_buf_reset(&path);
+        TERN_TRY(tern_buf_addf(&path, err, "%s.tmp", line));
+        TERN_TRY(add(c, path.p, true, err));
     }
     if (c->n)
         qsort(c->v, c->n, sizeof *c->v, by_path);
@@ -146,11 +199,29 @@ out:
     return rc;
 }
 
+/* realpath of a file that may not be there yet, in a folder that is; NULL: there is none. */
+static char *real_name(const char *path)
+{
+    struct tern_buf whole = {0};
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    char *real = realpath(path, NULL), *folder = NULL;
+    if (real)
+        return real;
+    if (tern_buf_addf(&whole, NULL, "%.*s", slash ? (int)(name - path) : 1, slash ? path : ".") == 0)
+        folder = realpath(whole.p, NULL);
+    tern_buf_reset(&whole);
+    if (folder && tern_buf_addf(&whole, NULL, "%s/%s", folder, name) == 0)
+        real = strdup(whole.p);
+    free(folder);
+    tern_buf_clear(&whole);
+    return real;
+}
+
 /* A list that cannot be written is no reason to stop: `cache ls` will not know the file. */
 void tern_cache_remember(const char *path)
 {
     struct tern_buf list = {0}, old = {0}, line = {0};
-    char *real = realpath(path, NULL);
+    char *real = real_name(path);
     if (!real || strchr(real, '\n') || tern_buf_addf(&line, NULL, "\n%s\n", real) < 0)
         goto out;
     if (read_list(&old, NULL) < 0 || tern_buf_addf(&list, NULL, "\n") < 0 ||
@@ -253,8 +324,9 @@ int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
     json_t *files = json_array();
     for (size_t i = 0; i < c.n; i++)
         json_array_append_new(files,
-                              json_pack("{so ss sI sb}", "path", tern_json_text(c.v[i].path), "kind", c.v[i].kind->name,
-                                        "bytes", (json_int_t)c.v[i].bytes, "orphan", c.v[i].orphan));
+                              json_pack("{so ss sI sb sb sb}", "path", tern_json_text(c.v[i].path), "kind",
+                                        c.v[i].kind->name, "bytes", (json_int_t)c.v[i].bytes, "orphan", c.v[i].orphan,
+                                        "unfinished", c.v[i].part && !c.v[i].busy, "being_written", c.v[i].busy));
     if (a->v[TERN_OPT_JSON].n) {
         rc = tern_report_print(tern_report_json("cache ls", NULL, 0),
                                json_pack("{so sO}", "folder", tern_json_text(c.folder.p), "files", files), err);
@@ -262,7 +334,11 @@ int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
         for (size_t i = 0; i < c.n && rc == 0; i++) {
             bytes += c.v[i].bytes;
             rc = tern_out_printf(err, "%10s  %-16s  %s%s\n", tern_size_text(c.v[i].bytes), c.v[i].kind->name,
-                                 tern_shown(c.v[i].path), c.v[i].orphan ? " (its model is gone)" : "");
+                                 tern_shown(c.v[i].path),
+                                 c.v[i].busy     ? " (being written)"
+                                 : c.v[i].part   ? " (unfinished: the run that wrote it was interrupted)"
+                                 : c.v[i].orphan ? " (its model is gone)"
+                                                 : "");
         }
         tern_note("%zu files, %s; what is not beside a model lies in %s", c.n, tern_size_text(bytes),
                   tern_shown(c.folder.p));
@@ -280,6 +356,32 @@ static bool is_called(const struct entry *e, const char *name)
     const char *slash = strrchr(e->path, '/');
     return strcmp(e->path, name) == 0 || strcmp(slash + 1, name) == 0 ||
            (stat(name, &a) == 0 && stat(e->path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino);
+}
+
+/* A temporary file goes under its lock, and while the name still is that file's. */
+static int remove_part(const char *path, bool *busy, tern_error *err)
+{
+    int rc = 0;
+    const struct kind *kind;
+    struct stat st, named;
+    const int fd = open_part(path, &kind, &st, busy);
+    if (fd < 0) /* finished meanwhile, or gone */
+        return 0;
+    const bool same = lstat(path, &named) == 0 && named.st_dev == st.st_dev && named.st_ino == st.st_ino;
+    if (!*busy && same && unlink(path) < 0)
+        rc = tern_err_set(err, TERN_EIO, "%s: cannot remove: %s", tern_shown(path), strerror(errno));
+    (void)close(fd);
+    return rc;
+}
+
+static int remove_entry(const struct entry *e, bool *busy, tern_error *err)
+{
+    *busy = false;
+    if (e->part)
+        return remove_part(e->path, busy, err);
+    return unlink(e->path) == 0
+               ? 0
+               : tern_err_set(err, TERN_EIO, "%s: cannot remove: %s", tern_shown(e->path), strerror(errno));
 }
 
 int tern_cmd_cache_rm(const struct tern_args *a, tern_error *err)
@@ -312,8 +414,12 @@ int tern_cmd_cache_rm(const struct tern_args *a, tern_error *err)
             wanted |= is_called(&c.v[j], a->operands[i]);
         if (!wanted)
             continue;
-        if (unlink(c.v[j].path) < 0)
-            TERN_FAIL(err, TERN_EIO, "%s: cannot remove: %s", tern_shown(c.v[j].path), strerror(errno));
+        bool busy;
+        TERN_TRY(remove_entry(&c.v[j], &busy, err));
+        if (busy) {
+            tern_note("%s stays: another process is writing it", tern_shown(c.v[j].path));
+            continue;
+        }
         removed++;
         bytes += c.v[j].bytes;
     }

@@ -480,7 +480,7 @@ static int handle(struct chat *c, struct tern_buf *message, tern_error *err)
     int rc;
     if (strlen(text) != message->len)
         rc = tern_err_set(&e, TERN_EINVAL, "the message has a NUL byte at offset %zu", strlen(text));
-    else if (!message->len)
+    else if (!text[strspn(text, " \t\r\n\v\f")]) /* a key that was hit by chance is no message */
         return 0;
     else if (text[0] == '/' && text[1] != '/')
         rc = slash_command(c, text, &e);

@@ -11,6 +11,8 @@ static int read_ids(tern_tokens *ids, const char *spec, tern_error *err)
     struct tern_buf b = {0};
     if (spec[0] != '@') {
         rc = tern_cli_as_usage(tern_ids_read(ids, spec, strlen(spec), "--ids", err), err);
+    } else if (!spec[1]) {
+        rc = tern_cli_usage(err, "--ids @: the name of a file is missing");
     } else {
         TERN_TRY(tern_setup_read(&b, spec + 1, TERN_CLI_MAX_TEXT, err));
         rc = tern_ids_read(ids, b.p, b.len, spec + 1, err);
@@ -88,6 +90,28 @@ static int report_ppl(const struct tern_setup *s, const struct tern_args *a, int
                              err);
 }
 
+/* Leaves the first chunks that were asked for.  Where texts begin with BOS, each chunk gets it and the text does not.
+ */
+static int cut_text(tern_tokens *ids, const tern_model *m, const struct tern_args *a, int ctx, tern_error *err)
+{
+    int rc = 0;
+    tern_tokens front = {0};
+    const int64_t asked = a->v[TERN_OPT_PPL_CHUNKS].i;
+    TERN_TRY(tern_model_tokenize(m, "", 0, TERN_TEXT_BOS, &front, err));
+    const int64_t fresh = ctx - (front.len > 0), n = (int64_t)ids->len / fresh;
+    if (!n)
+        TERN_FAIL(err, TERN_EINVAL, "%s: %zu tokens do not fill one chunk of %d (-c)", a->v[TERN_OPT_PPL_FILE].s,
+                  ids->len, ctx);
+    if (asked > n)
+        TERN_FAIL(err, TERN_EINVAL, "%s: %zu tokens are %lld chunks of %d, not %lld (--chunks)",
+                  a->v[TERN_OPT_PPL_FILE].s, ids->len, (long long)n, ctx, (long long)asked);
+    if (asked)
+        ids->len = (size_t)(asked * fresh);
+out:
+    tern_tokens_clear(&front);
+    return rc;
+}
+
 int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
@@ -96,14 +120,11 @@ int tern_cmd_eval_ppl(const struct tern_args *a, tern_error *err)
     tern_tokens ids = {0};
     struct tern_progress bar = {.what = "perplexity"};
     tern_ppl ppl;
-    TERN_TRY(tern_buf_read_file(&text, a->v[TERN_OPT_PPL_FILE].s, TERN_CLI_MAX_TEXT, err));
+    TERN_TRY(tern_setup_read(&text, a->v[TERN_OPT_PPL_FILE].s, TERN_CLI_MAX_TEXT, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
     int ctx = tern_chunk_ctx(&s, &a->v[TERN_OPT_PPL_CTX]);
-    /* Where texts begin with BOS, each chunk gets it and the text does not. */
     TERN_TRY(tern_setup_tokenize(s.model, &text, 0, a->v[TERN_OPT_PPL_FILE].s, &ids, err));
-    if (ids.len + 1 < (size_t)ctx)
-        TERN_FAIL(err, TERN_EINVAL, "%s: %zu tokens do not fill one chunk of %d (-c)", a->v[TERN_OPT_PPL_FILE].s,
-                  ids.len, ctx);
+    TERN_TRY(cut_text(&ids, s.model, a, ctx, err));
     TERN_TRY(tern_setup_engine(&s, a, ctx, 1, err));
     if (a->v[TERN_OPT_VERBOSE].n)
         tern_setup_print(&s);

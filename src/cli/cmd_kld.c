@@ -47,7 +47,7 @@ static int read_texts(struct kld *c, tern_error *err)
     c->n_texts = f->n_items;
     for (int i = 0; i < c->n_texts; i++) {
         struct text *t = &c->texts[i];
-        TERN_TRY(tern_buf_read_file(&t->bytes, f->ss[i], TERN_CLI_MAX_TEXT, err));
+        TERN_TRY(tern_setup_read(&t->bytes, f->ss[i], TERN_CLI_MAX_TEXT, err));
     }
 out:
     return rc;

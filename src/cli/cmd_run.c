@@ -40,7 +40,7 @@ struct run {
 /* What is piped in, as people pipe it: the newline that ends it is not meant.  Nothing there: no prompt was given. */
 static int read_pipe(struct run *r, tern_error *err)
 {
-    int rc = isatty(STDIN_FILENO) ? 0 : tern_buf_read_file(&r->prompt, "-", MAX_PROMPT_BYTES, err);
+    int rc = isatty(STDIN_FILENO) ? 0 : tern_setup_read(&r->prompt, "-", MAX_PROMPT_BYTES, err);
     if (rc == 0 && r->prompt.len == 0)
         return tern_cli_usage(err, "a prompt is missing: TEXT, -p TEXT, -f FILE or standard input");
     if (rc == 0 && r->prompt.p[r->prompt.len - 1] == '\n')
@@ -68,8 +68,17 @@ static int read_prompt(struct run *r, tern_error *err)
     if (alone)
         return tern_buf_add(&r->prompt, r->a->operands[0], strlen(r->a->operands[0]), err);
     if (file->n)
-        return tern_buf_read_file(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
+        return tern_setup_read(&r->prompt, file->s, MAX_PROMPT_BYTES, err);
     return read_pipe(r, err);
+}
+
+/* A turn of no words is a slip, of a variable that is not set for one; a text may begin with nothing. */
+static int read_whole_prompt(struct run *r, tern_error *err)
+{
+    const int rc = read_prompt(r, err);
+    if (rc == 0 && !r->prompt.len && !r->a->v[TERN_OPT_RAW].n)
+        return tern_cli_usage(err, "the prompt is empty (--raw takes one)");
+    return rc;
 }
 
 static int render_prompt(struct run *r, tern_error *err)
@@ -425,7 +434,7 @@ int tern_cmd_run(const struct tern_args *a, tern_error *err)
 {
     int rc = 0;
     struct run r = {.a = a, .json = a->v[TERN_OPT_JSON].n > 0};
-    TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(read_whole_prompt(&r, err));
     TERN_TRY(read_rule(&r, err));
     TERN_TRY(tern_setup_sampler(&r.params.sampler, &r.bias, a, err));
     TERN_TRY(tern_setup_stop(&r.params, a, err));
@@ -470,7 +479,7 @@ int tern_cmd_cache_build(const struct tern_args *a, tern_error *err)
     int rc = 0, kept = 0;
     struct run r = {.a = a};
     const char *path = a->v[TERN_OPT_CACHE_OUT].s;
-    TERN_TRY(read_prompt(&r, err));
+    TERN_TRY(read_whole_prompt(&r, err));
     TERN_TRY(tern_setup_model(&r.setup, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(prompt_tokens(&r, err));
     TERN_TRY(tern_setup_engine(&r.setup, a, (int)a->v[TERN_OPT_CTX].i, 1, err));

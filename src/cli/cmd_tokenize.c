@@ -90,7 +90,7 @@ int tern_cmd_tokenize(const struct tern_args *a, tern_error *err)
         TERN_TRY(tern_cli_usage(err, "--ids and --json exclude each other; --json has the ids"));
     TERN_TRY(tern_model_open(&m, a->v[TERN_OPT_MODEL].s, &(tern_model_params){.packed = "use", .device = "cpu"}, err));
     tern_packed_note(m);
-    TERN_TRY(tern_buf_read_file(&in, "-", TERN_CLI_MAX_TEXT, err));
+    TERN_TRY(tern_setup_read(&in, "-", TERN_CLI_MAX_TEXT, err));
     TERN_TRY(a->v[TERN_OPT_DECODE].n ? decode(m, a, &in, err) : encode(m, a, &in, err));
 out:
     tern_buf_clear(&in);

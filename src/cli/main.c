@@ -1,6 +1,9 @@
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/outfile.h"
 #include "cli/cli.h"
@@ -60,7 +63,9 @@ static int print_commands(const char *prefix, tern_error *err)
             TERN_TRY(tern_out_printf(err, "  %-13s %s\n", c->name, c->summary));
     }
     TERN_TRY(tern_out_printf(err, "\nOptions:\n  -h, --help    print this text\n  -V, --version print the version\n\n"
-                                  "'tern COMMAND --help' describes one command.\n"));
+                                  "'tern COMMAND --help' describes one command.  Of an option that is given twice the "
+                                  "last one counts;\n-m, -p, -f, -o and others that name a command's input or output "
+                                  "may be given once, where its help does\nnot say otherwise.\n"));
 out:
     return rc;
 }
@@ -186,8 +191,18 @@ static int dispatch(int argc, char **argv, const char **hint, tern_error *err)
     return rc;
 }
 
+/* A stream that was closed by whoever started us: its number would go to the next file or connection, and what is meant
+ * for the user would be written there.  Opened the wrong way round, so that using it is an error as before. */
+static void keep_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF)
+            (void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv)
 {
+    keep_streams();
     /* A reader that goes away shows up as EPIPE where it is written, and the sequence of events stays ours. */
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN); /* likewise EFBIG, of a file that may not grow further (ulimit -f) */

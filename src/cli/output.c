@@ -63,19 +63,15 @@ void tern_note_through(void (*to)(void *user, const char *line), void *user)
 
 void tern_note(const char *fmt, ...)
 {
+    char line[2048];
     va_list ap;
     va_start(ap, fmt);
-    if (note_to) {
-        char line[2048];
-        (void)vsnprintf(line, sizeof line, fmt, ap);
-        va_end(ap);
-        note_to(note_user, line);
-        return;
-    }
-    (void)fputs("tern: ", stderr);
-    (void)vfprintf(stderr, fmt, ap);
-    (void)fputc('\n', stderr);
+    (void)vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
+    if (note_to)
+        note_to(note_user, line);
+    else
+        (void)fprintf(stderr, "tern: %s\n", line); /* one write: other processes may write there, too */
 }
 
 size_t tern_utf8_length(const char *p, const char *end)

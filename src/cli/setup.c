@@ -231,10 +231,23 @@ int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option)
     return !option->n && trained > 0 && trained < option->i ? trained : (int)option->i;
 }
 
+/* What Windows writes behind `>`; taken byte by byte it is garbage between NUL bytes. */
+static bool is_utf16(const struct tern_buf *text)
+{
+    return text->len >= 2 && (memcmp(text->p, "\xff\xfe", 2) == 0 || memcmp(text->p, "\xfe\xff", 2) == 0);
+}
+
 int tern_setup_read(struct tern_buf *out, const char *path, size_t max_bytes, tern_error *err)
 {
-    int rc = tern_outfile_guard_path(path, err);
-    return rc < 0 ? rc : tern_buf_read_file(out, path, max_bytes, err);
+    int rc = 0;
+    TERN_TRY(tern_outfile_guard_path(path, err));
+    TERN_TRY(tern_buf_read_file(out, path, max_bytes, err));
+    if (is_utf16(out))
+        TERN_FAIL(err, TERN_EFORMAT,
+                  "%s: is UTF-16, and texts are read as UTF-8 (iconv -f UTF-16 -t UTF-8 converts it)",
+                  strcmp(path, "-") == 0 ? "standard input" : tern_shown(path));
+out:
+    return rc;
 }
 
 void tern_setup_clear(struct tern_setup *s)
@@ -490,11 +503,23 @@ int tern_setup_tokenize(const tern_model *m, const struct tern_buf *text, unsign
 
 /* ---- ids --------------------------------------------------------------------------------------------------------- */
 
+/* A comma stands between two ids; *open: behind the last one no id has come yet. */
+static int next_comma(bool *open, bool any, const char *what, ptrdiff_t at, tern_error *err)
+{
+    if (*open || !any)
+        return tern_err_set(err, TERN_EINVAL, "%s: a token id is missing before the comma at byte %td", what, at);
+    *open = true;
+    return 0;
+}
+
 int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what, tern_error *err)
 {
     int rc = 0;
+    bool open = false, any = false;
     const char *p = text, *end = text + n;
     while (p < end) {
+        if (*p == ',')
+            TERN_TRY(next_comma(&open, any, what, p - text, err));
         if (*p == ',' || *p == ' ' || *p == '\n' || *p == '\r' || *p == '\t') {
             p++;
             continue;
@@ -510,7 +535,11 @@ int tern_ids_read(tern_tokens *out, const char *text, size_t n, const char *what
                       start, start - text);
         }
         TERN_TRY(tern_tokens_push(out, (int32_t)v, err));
+        open = false;
+        any = true;
     }
+    if (open)
+        TERN_FAIL(err, TERN_EINVAL, "%s: a token id is missing behind the last comma", what);
 out:
     return rc;
 }

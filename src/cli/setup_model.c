@@ -63,16 +63,15 @@ static int check_card(const struct tern_args *a, tern_error *err)
 struct opening {
     struct tern_setup *s;
     bool draft;
-    struct tern_buf written; /* path of the file of packed weights */
 };
 
 static void before_packed(void *opening, const char *path, size_t bytes)
 {
-    struct opening *o = opening;
+    (void)opening;
     tern_note("writing packed weights to %s (%s), once; later starts map them (--packed off goes without, "
               "'tern cache ls' lists them)",
               tern_shown(path), tern_size_text((double)bytes));
-    (void)tern_buf_addf(&o->written, NULL, "%s", path);
+    tern_cache_remember(path); /* now: `cache ls` is to show what an interruption leaves, too */
 }
 
 static int before_weights(void *opening, size_t bytes, tern_error *err)
@@ -161,13 +160,10 @@ static int open_model(tern_model **out, struct opening *o, const struct tern_arg
     int rc = set_params(&p, o, a, err);
     if (rc == 0)
         rc = tern_model_open(out, path, &p, err);
-    if (rc == 0 && o->written.len)
-        tern_cache_remember(o->written.p);
     if (rc == 0) {
         tell_device(*out);
         tern_packed_note(*out);
     }
-    tern_buf_clear(&o->written);
     return rc;
 }
 
@@ -203,7 +199,6 @@ int tern_setup_fall_back(struct tern_setup *s, const struct tern_args *a, const 
         TERN_TRY(tern_model_fall_back(s->draft, &m, NULL, &why, err));
     }
 out:
-    tern_buf_clear(&o.written);
     return rc;
 }
 

@@ -16,7 +16,10 @@ int tern_eval_logits(tern_engine *e, const int32_t *ids, int n, bool decode, con
         TERN_FAIL(err, TERN_ECAPACITY, "%d token ids do not fit the context of %d", n, e->ctx);
     TERN_TRY(tern_seq_new(&s, e, err));
     TERN_TRY(tern_npy_create(&out, path, (size_t)n, (size_t)e->model->net->desc.n_vocab, err));
+    tern_cancel_clear(e);
     for (int done = 0; done < n;) {
+        if (atomic_exchange_explicit(&e->cancel, 0, memory_order_relaxed))
+            TERN_FAIL(err, TERN_ECANCELLED, "cancelled after %d of %d tokens", done, n);
         int most = decode ? 1 : e->chunk < TERN_EVAL_ROWS ? e->chunk : TERN_EVAL_ROWS;
         int k = n - done < most ? n - done : most;
         tern_step_item it = {

@@ -78,8 +78,8 @@ int tern_net_stretch(struct tern_net *n, const char *scaling, double base, tern_
     if (!d->n_ropes || bound)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "RoPE cannot be scaled otherwise: the model has %s",
                   bound ? bound : "no rotary embedding");
-    if (base != 0 && !(base > 1 && base < 1e12))
-        TERN_FAIL(err, TERN_EINVAL, "RoPE base %g is outside 1 to 1e12", base);
+    if (base != 0 && !(base > 1 && base <= 1e12))
+        TERN_FAIL(err, TERN_EINVAL, "RoPE base %g must be above 1 and at most 1e12", base);
     if (base != 0)
         r.theta = (float)base;
     int ctx = d->ctx;

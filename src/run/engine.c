@@ -409,7 +409,12 @@ int tern_seq_trim(tern_seq *s, int n, tern_error *err)
     if (n < 0 || n > s->kv->n_tokens)
         return tern_err_set(err, TERN_EINVAL, "cannot trim a sequence of %d tokens to %d", s->kv->n_tokens, n);
     rc = tern_kv_trim(cache_of(s), s->kv, n, &kept, err);
-    return rc < 0 ? rc : tern_seq_replay(s, kept, n, err);
+    if (rc < 0)
+        return rc;
+    rc = tern_seq_replay(s, kept, n, err);
+    s->torn |=
+        rc < 0; /* tokens below n are missing: nobody is to take it for one that was trimmed, or for the old one */
+    return rc;
 }
 
 /* Of everything but the plan that decides keys and values: the model, which of its layers a card has not, and which

@@ -93,7 +93,8 @@ struct tern_request_run {
     int fits;       /* most tokens of prompt and reply for which there can be room */
     bool preempted; /* waits to be let in again, without pages */
     bool torn;      /* a step of its failed midway: it gives up what it has, and computes it again */
-    bool torn_once; /* that has been; a second time it fails */
+    bool torn_once; /* that has been; a second time it fails, or goes alone where others were in the step */
+    int alone;      /* steps that it still goes without others, behind what it computes again */
     bool begun;     /* its TERN_EVENT_START is out */
     bool again;     /* its rows are computed again; nothing new comes of them */
     bool mute;      /* there was no memory for one of its events: none is sent any more but the last */
@@ -192,7 +193,9 @@ struct tern_loop {
     struct tern_choice **picks;         /* [max_seqs] */
     struct tern_draft **drafts;         /* [max_seqs] of the step's decode items */
     uint64_t n_steps;
-    int turn_decode; /* where decode rows begin when there are more than a step takes */
+    struct tern_request_run *only; /* whose the step in hand is; NULL: of all that do not go alone */
+    int turn_alone;                /* whose step it is, of those who go alone, and of all others together */
+    int turn_decode;               /* where decode rows begin when there are more than a step takes */
     double memory_at;
     tern_memory memory;
 };

@@ -9,7 +9,8 @@
 #define KEPT_ROWS     16 /* of a full step, for prompts */
 #define OLDEST_EVERY  4  /* prompts: the shortest rest goes first, each so many steps the oldest */
 #define SCORED_ROWS   TERN_EVAL_ROWS
-#define MEMORY_PERIOD 0.1 /* seconds */
+#define MEMORY_PERIOD 0.1       /* seconds */
+#define ALONE_STEPS   TERN_PAGE /* more rows than the step that failed had of a reply */
 
 const double tern_times_bounds[TERN_TIMES_BUCKETS - 1] = {.001, .002, .005, .01, .02, .05, .1, .2,
                                                           .5,   1,    2,    5,   10,  30,  120};
@@ -35,6 +36,35 @@ static bool runs(const struct tern_request_run *q)
     return q->rc == 0 && !q->fetch && !q->stalled && !tern_request_over(q);
 }
 
+/* Is it one of those that the step in hand is for? */
+static bool goes(const tern_loop *l, const struct tern_request_run *q)
+{
+    return runs(q) && (l->only ? q == l->only : !q->alone);
+}
+
+/* Requests beside which steps failed twice take turns with all others, so that only whose rows fail ends. */
+static void choose(tern_loop *l)
+{
+    int n_alone = 0, n_others = 0, at = 0;
+    l->only = NULL;
+    for (int i = 0; i < l->n_running; i++) {
+        n_alone += runs(l->running[i]) && l->running[i]->alone;
+        n_others += runs(l->running[i]) && !l->running[i]->alone;
+    }
+    l->turn_alone = n_alone ? (l->turn_alone + 1) % (n_alone + (n_others > 0)) : 0;
+    for (int i = 0; n_alone && i < l->n_running; i++)
+        if (runs(l->running[i]) && l->running[i]->alone && at++ == l->turn_alone)
+            l->only = l->running[i];
+}
+
+/* Whether it has gone far enough alone. */
+static void went_alone(const tern_loop *l)
+{
+    struct tern_request_run *q = l->only;
+    if (q && q->rc == 0 && !q->torn && !q->again && q->prompted > 0)
+        q->alone--;
+}
+
 static void add_item(tern_loop *l, struct batch *b, struct tern_choice *c, const tern_step_item *item)
 {
     l->of[b->n_items] = c;
@@ -46,7 +76,7 @@ static void add_decode(tern_loop *l, struct batch *b, bool prompts)
 {
     int n = 0, most = prompts && l->e->chunk > 2 * KEPT_ROWS ? l->e->chunk - KEPT_ROWS : l->e->chunk;
     for (int i = 0; i < l->n_running; i++)
-        for (int k = 0; runs(l->running[i]) && k < l->running[i]->r.n_choices; k++)
+        for (int k = 0; goes(l, l->running[i]) && k < l->running[i]->r.n_choices; k++)
             if (!l->running[i]->again && l->running[i]->choices[k].gen.phase == TERN_GEN_APPEND)
                 l->picks[n++] = &l->running[i]->choices[k];
     TERN_ASSERT(most > 0);
@@ -69,10 +99,10 @@ static void add_decode(tern_loop *l, struct batch *b, bool prompts)
 }
 
 /* Rows that it needs before its replies begin or go on. */
-static int rest_of(const struct tern_request_run *q)
+static int rest_of(const tern_loop *l, const struct tern_request_run *q)
 {
     const struct tern_gen *g = &q->choices[0].gen;
-    if (!runs(q))
+    if (!goes(l, q))
         return 0;
     return q->again ? tern_again_rest(q) : g->phase == TERN_GEN_PROMPT ? g->n_prompt - g->done : 0;
 }
@@ -84,7 +114,7 @@ static struct tern_request_run *next_prompt(const tern_loop *l, bool oldest)
     int least = 0;
     for (int i = 0; i < l->n_running; i++) {
         struct tern_request_run *q = l->running[i];
-        int rest = q->step == l->n_steps ? 0 : rest_of(q);
+        int rest = q->step == l->n_steps ? 0 : rest_of(l, q);
         if (!rest || (best && (oldest ? q->id > best->id : rest >= least)))
             continue;
         best = q;
@@ -112,7 +142,7 @@ static int add_prompt(tern_loop *l, struct batch *b, struct tern_request_run *q,
 {
     struct tern_choice *c = &q->choices[0];
     bool scores = q->r.prompt_logprobs >= 0;
-    int left = rest_of(q), n = left < room ? left : room;
+    int left = rest_of(l, q), n = left < room ? left : room;
     n = to_border(q, scores && n > *scored ? *scored : n, &q->at_border);
     if (!n)
         return 0;
@@ -145,7 +175,7 @@ static void add_prompts(tern_loop *l, struct batch *b)
 {
     int n_prompts = 0, wanted = 0, scored = SCORED_ROWS;
     for (int i = 0; i < l->n_running; i++) {
-        int rest = rest_of(l->running[i]);
+        int rest = rest_of(l, l->running[i]);
         n_prompts += rest > 0;
         wanted = rest < INT_MAX - wanted ? wanted + rest : INT_MAX;
     }
@@ -490,15 +520,27 @@ static void forget_guesses(tern_loop *l, int n_items)
     }
 }
 
-/* Its sequence was torn: the request computes its rows again, once, where nobody has seen them. */
-static void mend(struct tern_choice *c, int rc, const tern_error *err)
+/* Its sequence was torn: the request computes its rows again, where nobody has seen them, and after the second time
+ * without others, whose fault it may have been.  shared: with some of them in the step. */
+static void mend(struct tern_choice *c, bool shared, int rc, const tern_error *err)
 {
     struct tern_request_run *q = c->request;
     tern_draft_forget(&c->draft);
-    if (q->torn_once || !tern_room_may_go(q))
+    if ((q->torn_once && !shared) || !tern_room_may_go(q)) {
         tern_request_fail(q, rc, err->msg);
-    else
-        q->torn = true;
+        return;
+    }
+    q->torn = true;
+    if (q->torn_once)
+        q->alone = ALONE_STEPS;
+}
+
+static bool of_several(const tern_loop *l, int n_items)
+{
+    for (int i = 1; i < n_items; i++)
+        if (l->of[i]->request != l->of[0]->request)
+            return true;
+    return false;
 }
 
 /* Items [from, to), and what is cached gives way to them. */
@@ -524,18 +566,19 @@ static void step_batch(tern_loop *l, int n_items)
         take_tokens(l);
         return;
     }
+    const bool shared = of_several(l, n_items);
     forget_guesses(l, n_items); /* whose items have not gone yet when others are settled */
     for (int i = 0; i < n_items; i++) {
         struct tern_choice *c = l->of[i];
         if (!runs(c->request))
             continue;
         if (c->seq->torn) {
-            mend(c, rc, &err);
+            mend(c, shared, rc, &err);
             continue;
         }
         const int own_rc = step_in_room(l, i, i + 1, &own);
         if (c->seq->torn)
-            mend(c, own_rc, &own);
+            mend(c, false, own_rc, &own);
         else if (own_rc < 0)
             tern_request_fail(c->request, own_rc, own.msg);
         else
@@ -556,14 +599,16 @@ bool tern_loop_step(tern_loop *l)
     struct batch b = {0};
     bool prompts = false;
     double start = tern_now();
+    choose(l);
     for (int i = 0; i < l->n_running; i++)
-        prompts |= rest_of(l->running[i]) > 0;
+        prompts |= rest_of(l, l->running[i]) > 0;
     l->n_steps++;
     add_decode(l, &b, prompts);
     if (prompts)
         add_prompts(l, &b);
     if (b.n_items)
         step_batch(l, b.n_items);
+    went_alone(l);
     double now = tern_now();
     if (b.n_items)
         tern_pace_learn(&l->pace, b.n_decode, b.n_prompt, now - start);

@@ -66,8 +66,9 @@ struct tern_seq {
     uint64_t step;          /* number of the last step that it was asked for */
     int recode_at;          /* tokens from which on recode_plan is its plan; 0: none */
     int recode_plan;
-    int ahead; /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
-    bool torn; /* a step failed midway: raw rows and states may be those of tokens that it does not have */
+    int ahead;   /* of kv's tokens: drafts that are being verified (run/draft/draft.h) */
+    int guessed; /* rows of guesses behind it since tern_guess_begin, those of a step that failed too */
+    bool torn;   /* a step or trim failed midway: raw rows and states may be those of tokens that it does not have */
 };
 
 struct tern_drafter;
@@ -226,10 +227,10 @@ int tern_hidden_reserve(tern_engine *e, const tern_step_item *items, int n_items
 void tern_hidden_fetch(tern_engine *e, const struct tern_forward_batch *b, const tern_step_item *items, int n_items);
 
 /* guess.c: the MTP layer of an engine that has it (tern_engine.mtp) guesses on behind sequences.  Between begin and
- * end, which say how many guesses there are at most, nothing else may be done with a sequence; then it is what it was.
- * One step says what each token at n_tokens + depth is followed by.  first: they go on from what is in the sequences;
- * else from guess `from` of the last step.  seen: the first of n rows, until the engine's next step: logits, or with
- * `best`, which is 0 unless e->asks_best, so many of the best or a few more. */
+ * end, the first of which says how many guesses there are at most, nothing else may be done with a sequence; then it is
+ * what it was. One step says what each token at n_tokens + depth is followed by.  first: they go on from what is in the
+ * sequences; else from guess `from` of the last step.  seen: the first of n rows, until the engine's next step: logits,
+ * or with `best`, which is 0 unless e->asks_best, so many of the best or a few more. */
 struct tern_guess {
     tern_seq *seq;
     int32_t token;
@@ -238,7 +239,7 @@ struct tern_guess {
 int tern_guess_begin(tern_seq *s, int n, tern_error *err);
 int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool first, int best, struct tern_seen *seen,
                     tern_error *err);
-void tern_guess_end(tern_seq *s, int n);
+void tern_guess_end(tern_seq *s);
 
 /* What the step loop uses when a sequence goes back into a closed page: the tokens [from, to) again, in their roles. */
 int tern_seq_replay(struct tern_seq *s, int from, int to, tern_error *err);

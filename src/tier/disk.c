@@ -43,6 +43,7 @@ struct tern_disk {
     _Atomic double read_again;
     atomic_int bad_reads; /* in a row */
     atomic_int n_aside;
+    pthread_mutex_t names; /* held where this process gives a name to another file, or looks at one to remove it */
     pthread_mutex_t stats_lock;
     struct tern_tier_stats stats;
 };
@@ -256,7 +257,10 @@ static void follow_path(struct tern_disk *d)
         return;
     }
     const int dir = open_dir(d->path), lock = dir < 0 ? -1 : open_lock(dir);
-    if (lock >= 0 && dup3(dir, d->dir, O_CLOEXEC) >= 0 && dup3(lock, d->lock, O_CLOEXEC) >= 0) {
+    (void)pthread_mutex_lock(&d->names);
+    const bool follows = lock >= 0 && dup3(dir, d->dir, O_CLOEXEC) >= 0 && dup3(lock, d->lock, O_CLOEXEC) >= 0;
+    (void)pthread_mutex_unlock(&d->names);
+    if (follows) {
         tern_say(d->say, "cache: %s is another directory than before; it is used from here on", d->path);
         look_around(d);
         d->follow_again = tern_now() + WRITE_PAUSE; /* where directories have other numbers each time */
@@ -326,10 +330,12 @@ static int write_file(struct tern_disk *d, const char *name, const void *record,
         rc = -1;
         no = errno;
     }
+    (void)pthread_mutex_lock(&d->names);
     if (rc == 0 && renameat(d->dir, NEW_NAME, d->dir, name) < 0) {
         rc = -1;
         no = errno;
     }
+    (void)pthread_mutex_unlock(&d->names);
     if (rc < 0)
         (void)unlinkat(d->dir, NEW_NAME, 0);
     errno = no;
@@ -388,22 +394,26 @@ bool tern_disk_has(struct tern_disk *d, const struct tern_record_name *n)
     return reads(d) && fstatat(d->dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode);
 }
 
-/* What cannot be used is not to be read again and again; a few stay for people to look at. */
-static void set_aside(struct tern_disk *d, const char *name, const char *why)
+/* What cannot be used is not to be read again and again; a few stay for people to look at.  Since `was` was opened
+ * another file may have come under its name, in another directory even: that one is left alone. */
+static void set_aside(struct tern_disk *d, const char *name, const struct stat *was, const char *why)
 {
     char to[TERN_RECORD_NAME + sizeof ASIDE_NAME + 1];
-    bool gone = false, kept = false;
+    const char *done = "another one has taken its place";
+    struct stat st;
     (void)snprintf(to, sizeof to, "%s/%s", ASIDE_NAME, name);
-    if (atomic_fetch_add(&d->n_aside, 1) < MOST_ASIDE) {
-        (void)mkdirat(d->dir, ASIDE_NAME, 0700);
-        kept = renameat(d->dir, name, d->dir, to) == 0;
+    (void)pthread_mutex_lock(&d->names);
+    if (fstatat(d->dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_dev == was->st_dev && st.st_ino == was->st_ino) {
+        bool kept = false;
+        if (atomic_fetch_add(&d->n_aside, 1) < MOST_ASIDE) {
+            (void)mkdirat(d->dir, ASIDE_NAME, 0700);
+            kept = renameat(d->dir, name, d->dir, to) == 0;
+        }
+        done = kept ? "set aside" : unlinkat(d->dir, name, 0) == 0 ? "removed" : "it stays there and is not used";
     }
-    gone = kept || unlinkat(d->dir, name, 0) == 0;
+    (void)pthread_mutex_unlock(&d->names);
     COUNT(d, damaged, 1);
-    tern_say(d->say, "cache: %s/%s %s; %s", d->path, name, why,
-             kept   ? "set aside"
-             : gone ? "removed"
-                    : "it stays there and is not used");
+    tern_say(d->say, "cache: %s/%s %s; %s", d->path, name, why, done);
 }
 
 static void read_failed(struct tern_disk *d, const char *name, int no)
@@ -466,7 +476,7 @@ bool tern_disk_read(struct tern_disk *d, const struct tern_record_name *n, const
     }
     atomic_store(&d->bad_reads, 0);
     if (tern_record_check(to, (size_t)got, n, origin, &err) < 0) {
-        set_aside(d, name, err.msg);
+        set_aside(d, name, &st, err.msg);
         return false;
     }
     (void)pthread_mutex_lock(&d->stats_lock);
@@ -486,6 +496,7 @@ int tern_disk_open(struct tern_disk **out, const char *dir, size_t limit, size_t
     *out = NULL;
     TERN_TRY(tern_alloc(&d, 1, sizeof *d, err));
     d->dir = d->lock = -1;
+    (void)pthread_mutex_init(&d->names, NULL);
     (void)pthread_mutex_init(&d->stats_lock, NULL);
     d->limit = limit;
     d->min_free = min_free;
@@ -519,6 +530,7 @@ void tern_disk_close(struct tern_disk *d)
         (void)close(d->lock);
     if (d->dir >= 0)
         (void)close(d->dir);
+    (void)pthread_mutex_destroy(&d->names);
     (void)pthread_mutex_destroy(&d->stats_lock);
     free(d->path);
     tern_free(d);

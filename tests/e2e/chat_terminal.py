@@ -6,6 +6,7 @@ import pty
 import select
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
@@ -16,11 +17,13 @@ complaints = []
 
 
 class Terminal:
-    def __init__(self, *options):
-        self.seen = b""
+    def __init__(self, *options, term="xterm", out=None):
+        self.seen = self.all = b""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.environ.update(TERM="xterm", LC_ALL="C.UTF-8")
+            os.environ.update(TERM=term, LC_ALL="C.UTF-8")
+            if out is not None:
+                os.dup2(out, 1)
             os.execv(TERN, [TERN, "chat", "-m", MODEL, *options])
 
     def expect(self, text, seconds=60):
@@ -29,7 +32,9 @@ class Terminal:
         while text not in self.seen and time.time() < end:
             if select.select([self.fd], [], [], 0.1)[0]:
                 try:
-                    self.seen += os.read(self.fd, 65536)
+                    more = os.read(self.fd, 65536)
+                    self.seen += more
+                    self.all += more
                 except OSError:
                     break
         at = self.seen.find(text)
@@ -139,6 +144,31 @@ t.type(b"\x03")
 t.expect(b"> ")
 t.type(b"/exit\r")
 check(t.status() == 0, "status 0 after /exit")
+
+# Replies that go to a file: the line is edited on the terminal all the same, and the file has nothing but them.
+with tempfile.TemporaryFile() as replies:
+    t = Terminal("-n", "2", "--logit-bias", "74=400", out=replies.fileno())
+    t.expect(b"> ")
+    t.type(b"hello\r")
+    t.expect(b"> ")
+    t.type(b"/quit\r")
+    check(t.status() == 0, "status 0 with replies to a file")
+    replies.seek(0)
+    text = replies.read()
+    check(text == b"JJ\n", f"the file has the reply alone: {text!r}")
+# A terminal that knows no escape sequences gets none.
+t = Terminal("-n", "2", term="dumb")
+t.expect(b"/help lists the commands\r\n")
+t.expect(b"> ")
+check(b"\x1b" not in t.all, f"no escape sequences: {t.all!r}")
+t.type(b"/quit\r")
+check(t.status() == 0, "status 0 on a dumb terminal")
+
+# Lines of programs that share a terminal stay whole: each is one write, which a pipe of packets shows.
+reader, writer = os.pipe2(os.O_DIRECT)
+subprocess.run([TERN, "run", "-m", MODEL], stderr=writer, stdin=subprocess.DEVNULL, check=False)
+line = os.read(reader, 65536)
+check(line.startswith(b"tern: a prompt is missing") and line.endswith(b"\n"), f"one write for a line: {line!r}")
 
 for c in complaints:
     print("FAILED:", c)

@@ -53,6 +53,41 @@ same "$(cat "$work/other.packed")" "a letter" "the foreign file"
 run 0 "$TERN" cache ls
 same "$(cat "$out")" "" "a list of nothing"
 
+# ---- what an interrupted run leaves ----
+"$MAKE_TEXT_MODEL" --large "$work/large.gguf"
+(
+    ulimit -f 1000 # blocks of 512 bytes, or of 1024: too few for the file
+    run 0 "$TERN" run -m "$work/large.gguf" -p x -n 1 --calibration off
+    [ "$complaints" -eq 0 ]
+) || say "a file that cannot be written stops nothing"
+[ ! -e "$work/large.gguf.packed" ] || say "too large to be written"
+dd if=/dev/zero of="$work/large.gguf.packed.tmp" bs=1024 count=8 2>/dev/null
+cp "$work/letter" "$work/m.gguf.packed.tmp"
+run 0 "$TERN" cache ls
+grep -q "8.0 KiB  packed weights .*large.gguf.packed.tmp (unfinished" "$out" || say "what a killed run left is listed"
+grep -q "m.gguf.packed.tmp" "$out" && say "a foreign file is not"
+run 0 "$TERN" cache ls --json
+same "$(json '#files' files.0.path files.0.unfinished files.0.being_written)" "1
+$work/large.gguf.packed.tmp
+true
+false" "the same in JSON"
+if command -v flock >/dev/null 2>&1; then
+    (exec 9<"$work/large.gguf.packed.tmp" && flock 9 && exec sleep 30) &
+    writer=$!
+    while flock -n "$work/large.gguf.packed.tmp" true; do sleep 0.05; done
+    run 0 "$TERN" cache ls
+    grep -q "large.gguf.packed.tmp (being written)" "$out" || say "one that is being written"
+    run 0 "$TERN" cache rm --all
+    grep -q "large.gguf.packed.tmp stays: another process is writing it" "$err" || say "it is left alone"
+    [ -e "$work/large.gguf.packed.tmp" ] || say "it is there"
+    kill $writer
+    wait $writer 2>/dev/null
+fi
+run 0 "$TERN" cache rm large.gguf.packed.tmp
+[ ! -e "$work/large.gguf.packed.tmp" ] || say "removed by name"
+[ -e "$work/m.gguf.packed.tmp" ] || say "the foreign file stays"
+rm "$work/m.gguf.packed.tmp" "$work/large.gguf"
+
 # ---- wrong use, and users without a home ----
 run 2 "$TERN" cache
 one_line "ls or rm" "tern cache --help"

@@ -22,6 +22,12 @@ chat "
 
 "
 silent
+printf '  \n\t\n"""\n\n \n"""\n\\\n ' >"$work/blank"
+chat "$(cat "$work/blank")
+/stats
+"
+silent
+grep -q "0 of 8192 tokens, 0 turns" "$err" || say "lines of blanks are no messages"
 
 # ---- two turns in the cache are the two turns rendered as a whole ----
 # With --exact and 16-bit KV the decode steps compute what a prompt would.  The first reply's tokens may be spelled in

@@ -71,6 +71,13 @@ wrong "template" chat -m "$BASE_MODEL"
 wrong "tokenizer" run -m "$TEST_DATA/tiny/llama-tied.gguf" -p x --raw
 printf 'a\000b' >"$work/nul.txt"
 wrong "NUL" run -m "$MODEL" -f "$work/nul.txt"
+printf '\377\376a\000b\000' >"$work/wide.txt"
+printf '\376\377\000a\000b' >"$work/other-end.txt"
+wrong "wide.txt: is UTF-16" run -m "$MODEL" -f "$work/wide.txt"
+wrong "other-end.txt: is UTF-16" run -m "$MODEL" --raw -f "$work/other-end.txt"
+wrong "wide.txt: is UTF-16" eval ppl -m "$MODEL" -f "$work/wide.txt"
+wrong "wide.txt: is UTF-16" eval kld -m "$MODEL" -f "$work/wide.txt"
+wrong "wide.txt: is UTF-16" run -m "$MODEL" -p x --json-schema "$work/wide.txt"
 i=0
 while [ $i -lt 40 ]; do
     echo "a prompt of many words that goes on and on"
@@ -78,6 +85,34 @@ while [ $i -lt 40 ]; do
 done >"$work/long.txt"
 wrong "context" run -m "$MODEL" -f "$work/long.txt" -c 64
 wrong "trained" run -m "$MODEL" -p x -c 1000000
+
+# ---- standard streams that are closed, or are no streams ----
+command_line="tern run, tokenize <&-"
+"$TERN" run -m "$MODEL" <&- >"$out" 2>"$err" && say "a prompt from nowhere"
+one_line "standard input: Bad file descriptor"
+"$TERN" tokenize -m "$MODEL" <"$work" >"$out" 2>"$err" && say "a text from a folder"
+one_line "standard input: is a directory"
+"$TERN" run -m "$MODEL" -p x >&- 2>"$err" && say "a text to nowhere"
+one_line "cannot write to standard output: Bad file descriptor"
+# Their numbers go to nothing else: no file and no connection gets what is meant for the user.
+if [ -e /proc/self/fd ]; then
+    mkfifo "$work/lines"
+    "$TERN" chat -m "$MODEL" -n 1 <"$work/lines" >&- 2>&- &
+    chat=$!
+    exec 8>"$work/lines"
+    tries=0
+    while [ $tries -lt 200 ] && ! grep -q "$(basename "$MODEL")" "/proc/$chat/maps" 2>/dev/null; do
+        sleep 0.05
+        tries=$((tries + 1))
+    done
+    same "$(readlink "/proc/$chat/fd/1") $(readlink "/proc/$chat/fd/2")" "/dev/null /dev/null" "streams that were closed"
+    exec 8>&-
+    wait $chat
+fi
+
+# ---- the RoPE base ----
+wrong "RoPE base 1 must be above 1" run -m "$MODEL" -p x --rope-base 1
+run 0 "$TERN" run -m "$MODEL" -p x -n 1 --rope-base 1e12
 
 # ---- KV plans ----
 wrong "layer 9" run -m "$MODEL" -p x --kv l4,layers=9:f16

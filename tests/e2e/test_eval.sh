@@ -24,9 +24,13 @@ for o in "-t 1" "-t 3" "--chunk 5" "--decode"; do
 done
 run 0 "$TERN" eval logits -m "$tiny/llama-tied.gguf" --ids 1,2,3 --out "$work/three.npy"
 header "$work/three.npy" | grep -q "'shape': (3, $vocab)" || say "three rows"
-run 0 "$TERN" eval logits -m "$tiny/llama-tied.gguf" --ids "1 2
+run 0 "$TERN" eval logits -m "$tiny/llama-tied.gguf" --ids "1 , 2
 3" --out "$work/blanks.npy"
 cmp -s "$work/three.npy" "$work/blanks.npy" || say "ids separated by blanks"
+awk 'BEGIN { for (i = 0; i < 6000; i++) print i % 100 }' >"$work/many"
+interrupt "$err" 'KV plan' "$TERN" eval logits -m "$MODEL" --ids "@$work/many" --out "$work/never.npy" --decode --exact --cpu-mask c \
+    -v
+[ ! -e "$work/never.npy" ] || say "no array after Ctrl-C"
 same "$(find "$work" -name '*tmp*')" "" "temporary files"
 
 # ---- perplexity ----
@@ -45,6 +49,17 @@ f32" "--json of ppl"
 exact=$(json ppl)
 run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --json --exact -t 1
 same "$(json ppl)" "$exact" "perplexity on one thread"
+all=$(json n_chunks)
+run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --json --exact --chunks "$all"
+same "$(json ppl)" "$exact" "perplexity of all chunks"
+run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --json --exact --chunks 2
+same "$(json n_chunks)" 2 "the first chunks alone"
+first=$(json ppl)
+head -n 20 "$work/text.txt" >"$work/begin.txt"
+run 0 "$TERN" eval ppl -m "$MODEL" -f "$work/begin.txt" -c 128 --json --exact --chunks 2
+same "$(json ppl)" "$first" "the first two chunks, whatever follows"
+run 1 "$TERN" eval ppl -m "$MODEL" -f "$work/text.txt" -c 128 --chunks $((all + 1))
+one_line "text.txt: " "are $all chunks of 128, not $((all + 1)) (--chunks)"
 run_with_input 0 "$(cat "$work/text.txt")" "$TERN" eval ppl -m "$MODEL" -f - -c 128 --kv l4
 grep -q '^perplexity [0-9.]* ' "$out" || say "print the perplexity"
 grep -q 'KV l4' "$out" || say "name the plan"

@@ -31,6 +31,10 @@ for c in $commands "eval logits" "eval ppl" "eval kld" "bench kv" print; do
     # shellcheck disable=SC2086
     run 0 "$TERN" help $c
 done
+run 0 "$TERN" chat --help
+grep -q -e '--temp T .*\[0\]' "$out" && say "chat --help says that temperature is 0 when not given"
+tr -s ' \n' ' ' <"$out" | grep -q 'nothing and --temp is not given, temperature 0.6 holds' || say "the temperature of chat"
+tr -s ' \n' ' ' <"$out" | grep -q 'it recommends nothing, 0 in run, and in chat' || say "--temp tells both defaults"
 run 0 "$TERN" eval --help
 grep -q 'eval ppl' "$out" || say "eval --help lists its parts"
 
@@ -100,6 +104,27 @@ bad "eval" eval
 bad "logits, ppl or kld" eval speed
 bad "--model" run -p x
 bad "a prompt is missing" run -m "$MODEL"
+bad "the prompt is empty" run -m "$MODEL" -p ""
+bad "the prompt is empty" run -m "$MODEL" ""
+bad "-m (--model) must not be empty: it is FILE" run -m "" -p x
+bad "--packed must not be empty" run -m "$MODEL" -p x --packed ""
+bad "--draft must not be empty" run -m "$MODEL" -p x --draft=
+bad "--out must not be empty" eval logits -m "$MODEL" --ids 1 --out ""
+bad "--ids @: the name of a file is missing" eval logits -m "$MODEL" --ids @ --out "$work/x.npy"
+bad "an argument is empty" inspect ""
+bad "an argument is empty" cache verify ""
+bad "the prompt is empty" run -m "$MODEL" -f /dev/null
+bad "the prompt is empty" cache build -m "$MODEL" -o "$work/x.ternc" -p ""
+bad 'given twice: "none.gguf" and "' run -m none.gguf -p x -m "$MODEL"
+bad 'given twice: "x" and "y"' run -m "$MODEL" -p x --prompt=y
+bad "given twice" run -m "$MODEL" -f "$0" -f "$0"
+bad "given twice" eval ppl -m "$MODEL" -f "$0" -f "$0"
+bad "given twice" eval logits -m "$MODEL" --ids 1 --out "$work/x.npy" --out "$work/y.npy"
+bad "given twice" run -m "$MODEL" -p x --regex a --regex b
+bad "given twice" serve -m "$MODEL" --config /dev/null --config /dev/null
+run 0 "$TERN" run -m "$MODEL" -p x -n 5 --kv f16 --temp 1 --max-tokens 0 --kv t4 --temp 0 --json
+same "$(json kv.spec usage.completion_tokens)" "t4
+0" "the last of a setting counts"
 bad "exclude" run -m "$MODEL" -p x -f y
 bad "exclude" run -m "$MODEL" -p x --raw --system y
 bad "--decode-bits and --exact exclude" run -m "$MODEL" -p x --decode-bits 16 --exact
@@ -149,6 +174,9 @@ bad "KV heads" bench kv --heads 3 --kv-heads 2
 bad "Q9" bench weights --types Q9
 bad "not a multiple" bench weights --outputs 17
 bad "is not a token id" eval logits -m "$MODEL" --ids 1,one,2 --out "$work/x.npy"
+bad "missing before the comma at byte 2" eval logits -m "$MODEL" --ids 1,,2 --out "$work/x.npy"
+bad "missing before the comma at byte 0" eval logits -m "$MODEL" --ids ,2 --out "$work/x.npy"
+bad "missing behind the last comma" eval logits -m "$MODEL" --ids "1, 2, " --out "$work/x.npy"
 bad "layers wants" run -m "$MODEL" -p x --kv l4,layers=9
 bad "-3" eval logits -m "$MODEL" --ids 1,-3 --out "$work/x.npy"
 bad "no token ids" eval logits -m "$MODEL" --ids "" --out "$work/x.npy"

@@ -131,6 +131,74 @@ static void test_twice(void **state)
     tiny_close(&t);
 }
 
+static tern_engine *watched;
+static int fails_pos; /* steps with a row at this position fail, each time */
+
+static int fails_there(struct tern_dev *d, bool keep, tern_error *err)
+{
+    bool there = false;
+    (void)d;
+    for (int i = 0; !keep && i < watched->chunk; i++) {
+        there |= watched->rows[i].pos == fails_pos;
+        watched->rows[i].pos = -1; /* of this step, not of the next */
+    }
+    return there ? tern_err_set(err, TERN_EIO, "a reader has failed") : 0;
+}
+
+/* One request's row fails whenever it is computed: that request ends, in its prompt or its reply, and no other. */
+static void check_guilty(const char *name, const char *draft)
+{
+    enum { REQUESTS = 3, GUILTY = 1 };
+    struct tiny t;
+    tern_error err = {0};
+    tern_request r[REQUESTS];
+    struct lc_request *want[REQUESTS], *got[REQUESTS];
+    tiny_open(&t, name, name, name);
+    lc_random_ids(ids, 400, 5, tern_model_get_info(t.model)->n_vocab);
+    for (int i = 0; i < 400 && draft; i++)
+        ids[i] = ids[i % 30];
+    for (int i = 0; i < REQUESTS; i++)
+        r[i] = lc_greedy(ids + 40 * i, i == GUILTY ? 180 : 20 + 10 * i, i == GUILTY ? 100 : 90);
+    r[2].n_choices = 2;
+    const tern_engine_params p = {.n_threads = 2, .max_seqs = 4, .chunk = 70, .kv = "t4", .draft = draft};
+    tiny_ok(tern_engine_open(&watched, t.model, &p, &err), &err);
+    const struct tern_dev_ops *whole = watched->dev->ops;
+    struct tern_dev_ops broken = *whole;
+    broken.fault = fails_there;
+    watched->dev->ops = &broken;
+    fails_pos = -2;
+    ask(watched, r, want, REQUESTS);
+    for (fails_pos = 140; fails_pos < 260; fails_pos += 20) {
+        ask(watched, r, got, REQUESTS);
+        for (int i = 0; i < REQUESTS; i++) {
+            if ((got[i]->rc != 0) != (i == GUILTY))
+                fail_msg("%s, row %d: request %d: %d, %s", name, fails_pos, i, got[i]->rc, got[i]->message);
+            for (int k = 0; k < r[i].n_choices && i != GUILTY; k++) {
+                assert_int_equal(got[i]->c[k].n, want[i]->c[k].n);
+                assert_memory_equal(got[i]->c[k].logprob, want[i]->c[k].logprob,
+                                    (size_t)want[i]->c[k].n * sizeof(double));
+            }
+        }
+        assert_int_equal(got[GUILTY]->rc, TERN_EIO);
+        assert_non_null(strstr(got[GUILTY]->message, "a reader has failed"));
+        for (int i = 0; i < REQUESTS; i++)
+            free(got[i]);
+    }
+    for (int i = 0; i < REQUESTS; i++)
+        free(want[i]);
+    watched->dev->ops = whole;
+    lc_close_engine(&watched);
+    tiny_close(&t);
+}
+
+static void test_guilty(void **state)
+{
+    (void)state;
+    check_guilty("llama-tied", NULL);
+    check_guilty("llama-tied", "ngram");
+    check_guilty("qwen35", NULL);
+}
+
 /* A row that failed behind a page which has just closed is forgotten when a trim goes back into that page. */
 static void test_trim(void **state)
 {
@@ -170,6 +238,42 @@ static void test_trim(void **state)
     free(want);
     e->dev->ops = whole;
     tern_engine_close(&e);
+    tiny_close(&t);
+}
+
+/* A trim that fails while it computes again leaves a sequence that nobody can take for a shorter one. */
+static void test_trim_fails(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    tern_engine *e;
+    tern_seq *s;
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    lc_random_ids(ids, 400, 5, t.n_vocab);
+    const tern_engine_params p = {.n_threads = 2, .chunk = 1, .kv = "t4"};
+    tiny_ok(tern_engine_open(&e, t.model, &p, &err), &err);
+    const struct tern_dev_ops *whole = e->dev->ops;
+    struct tern_dev_ops broken = *whole;
+    broken.fault = fails_once;
+    e->dev->ops = &broken;
+    fails_again = 0;
+    for (int fails = 1; fails <= 4; fails++) { /* the first steps of those that compute 64..98 again */
+        n_asked = 0;
+        fails_at = 0;
+        tiny_ok(tern_seq_new(&s, e, &err), &err);
+        tiny_ok(tern_prefill(e, s, ids, 200, NULL, NULL, NULL, &err), &err);
+        fails_at = n_asked + fails;
+        assert_int_equal(tern_seq_trim(s, 99, &err), TERN_EIO);
+        fails_at = 0;
+        const tern_step_item it = {.seq = s, .tokens = ids, .n_tokens = 1};
+        assert_int_equal(tern_step(e, &it, 1, NULL, &err), TERN_EINVAL);
+        assert_int_equal(tern_seq_trim(s, 10, &err), TERN_EINVAL);
+        assert_non_null(strstr(err.msg, "it can only be freed"));
+        tern_seq_free(s);
+    }
+    e->dev->ops = whole;
+    lc_close_engine(&e);
     tiny_close(&t);
 }
 
@@ -231,7 +335,8 @@ static void test_for_good(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loop), cmocka_unit_test(test_twice),
-                                       cmocka_unit_test(test_trim), cmocka_unit_test(test_for_good)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_loop),       cmocka_unit_test(test_twice),
+                                       cmocka_unit_test(test_guilty),     cmocka_unit_test(test_trim),
+                                       cmocka_unit_test(test_trim_fails), cmocka_unit_test(test_for_good)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

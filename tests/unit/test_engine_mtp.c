@@ -84,7 +84,7 @@ static float *ask(const struct tiny *t, tern_engine *e, tern_seq *s, const int32
         tiny_ok(tern_guess_step(e, &g, 1, i == 0, 0, &l, &err), &err);
         memcpy(out + (size_t)(i * t->n_vocab), l.x, row);
     }
-    tern_guess_end(s, n);
+    tern_guess_end(s);
     assert_int_equal(tern_seq_length(s), length);
     return out;
 }
@@ -239,7 +239,7 @@ static void check_step(const struct tiny *t, const char *kv, int n, bool exact)
         assert_memory_equal(row, want + (size_t)(k * t->n_vocab), (size_t)t->n_vocab * sizeof *row);
     }
     for (int i = 0; i < 3; i++)
-        tern_guess_end(more[i], ASK);
+        tern_guess_end(more[i]);
     same(t, e, s, want, ids, ASK, "after a batch");
     free(want);
     (void)unlink(path);
@@ -635,13 +635,56 @@ static void test_saved(void **state)
     tiny_close(&t);
 }
 
+static int fails(struct tern_dev *d, bool keep, tern_error *err)
+{
+    (void)d;
+    return keep ? 0 : tern_err_set(err, TERN_EIO, "a reader has failed");
+}
+
+/* A guess that failed has written its row all the same: it took the place of a raw row, as one that did not fail. */
+static void test_failed(void **state)
+{
+    (void)state;
+    enum { N = 2 * TERN_PAGE };
+    struct tiny t;
+    tern_error err = {0};
+    struct tern_seen l;
+    int moved = 0;
+    open_model(&t, 0);
+    tern_engine *e = open_engine(&t, "t4", "mtp", 4, 1, false);
+    tern_seq *s[3]; /* behind which nothing was guessed; a guess; a guess that failed */
+    const struct tern_dev_ops *whole = e->dev->ops;
+    struct tern_dev_ops broken = *whole;
+    broken.fault = fails;
+    for (int i = 0; i < 3; i++) {
+        s[i] = read_ids(e, t.ids, N);
+        if (!i)
+            continue;
+        const struct tern_guess g = {s[i], t.ids[N], 0, 0};
+        tiny_ok(tern_guess_begin(s[i], 2, &err), &err);
+        e->dev->ops = i == 2 ? &broken : whole;
+        assert_int_equal(tern_guess_step(e, &g, 1, true, 0, &l, &err), i == 2 ? TERN_EIO : 0);
+        e->dev->ops = whole;
+        tern_guess_end(s[i]);
+    }
+    for (int g = 0; g < TERN_KV_MAX_GROUPS; g++) {
+        assert_int_equal(s[2]->kv->raw_from[g], s[1]->kv->raw_from[g]);
+        moved += s[1]->kv->raw_from[g] != s[0]->kv->raw_from[g];
+    }
+    assert_true(moved > 0);
+    for (int i = 0; i < 3; i++)
+        tern_seq_free(s[i]);
+    tern_engine_close(&e);
+    tiny_close(&t);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parity),  cmocka_unit_test(test_directory), cmocka_unit_test(test_directory4),
         cmocka_unit_test(test_in_step), cmocka_unit_test(test_replies),   cmocka_unit_test(test_loops),
         cmocka_unit_test(test_tiers),   cmocka_unit_test(test_plans),     cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_saved),
+        cmocka_unit_test(test_saved),   cmocka_unit_test(test_failed),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -102,7 +102,7 @@ static void test_last_one_counts(void **state)
 {
     (void)state;
     struct line l;
-    good(&l, "bench|-m|a|-m|b|-d|1,2,3|-d|7|--kv|f16|--kv|k=l4,v=l3");
+    good(&l, "bench|-m|b|-d|1,2,3|-d|7|--kv|f16|--kv|k=l4,v=l3");
     assert_string_equal(l.a.v[TERN_OPT_MODEL].s, "b");
     assert_int_equal(l.a.v[TERN_OPT_DEPTH].n_items, 1);
     assert_int_equal(l.a.v[TERN_OPT_DEPTH].ints[0], 7);
@@ -163,6 +163,7 @@ static void test_words(void **state)
     bad("run|-m|a|-p|b|--kv-policy|loose", "--kv-policy|loose");
     bad("run|-m|a|-p|b|--cpu-mask|avx", "--cpu-mask|" TERN_CPU_WORDS);
     bad("run|-m|a|-p|b|--cpu-mask|", "--cpu-mask");
+    bad("run|-m|a|-p|b|-m|c", "-m (--model)|twice|\"a\"|\"c\"");
     bad("run|-m|a|-p|b|--bogus", "unknown|--bogus");
     bad("run|-m|a|-p|b|--bogus=1", "unknown|--bogus");
     bad("run|-m|a|-p|b|-z", "unknown|-z");

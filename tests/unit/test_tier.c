@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <xxhash.h>
@@ -629,6 +630,40 @@ static void test_two_processes(void **state)
     check_folder("two", limit);
 }
 
+static struct tern_disk *moves; /* its directory is exchanged when a file was read; NULL: none is */
+
+/* What the tier calls between reading a file and checking it. */
+int futimens(int fd, const struct timespec times[2])
+{
+    struct tern_disk *d = moves;
+    if (d) {
+        char to[400];
+        moves = NULL;
+        (void)snprintf(to, sizeof to, "%s", in_dir("moved-away"));
+        assert_int_equal(rename(in_dir("moving"), to), 0);
+        assert_int_equal(mkdir(in_dir("moving"), 0700), 0);
+        write_records(d);
+    }
+    return (int)syscall(SYS_utimensat, fd, NULL, times, 0);
+}
+
+/* A damaged file was read, and then the directory is another one: what has the same name there stays. */
+static void test_moved_between(void **state)
+{
+    (void)state;
+    struct tern_disk *d = open_disk("moving", 1 << 20, 0);
+    write_records(d);
+    flip(path_of("moving", 1), 300);
+    moves = d;
+    assert_false(read_back(d, 1));
+    assert_null(moves);
+    assert_int_equal(stats_of(d).damaged, 1);
+    assert_non_null(strstr(last_line, "another one has taken its place"));
+    assert_true(read_back(d, 1));
+    assert_true(read_back(d, 0));
+    tern_disk_close(d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -647,6 +682,7 @@ int main(void)
         cmocka_unit_test(test_kill),
         cmocka_unit_test(test_two_processes),
         cmocka_unit_test(test_other_directory),
+        cmocka_unit_test(test_moved_between),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

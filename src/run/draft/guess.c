@@ -5,12 +5,13 @@ int tern_guess_begin(tern_seq *s, int n, tern_error *err)
 {
     tern_engine *e = s->engine;
     TERN_ASSERT(e->mtp && !s->ahead);
+    s->guessed = 0;
     return tern_kv_begin(&e->caches[s->plan], s->kv, n, err);
 }
 
-void tern_guess_end(tern_seq *s, int n)
+void tern_guess_end(tern_seq *s)
 {
-    tern_kv_tried(&s->engine->caches[s->plan], s->kv, n);
+    tern_kv_tried(&s->engine->caches[s->plan], s->kv, s->guessed);
 }
 
 int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool first, int best, struct tern_seen *seen,
@@ -25,6 +26,7 @@ int tern_guess_step(tern_engine *e, const struct tern_guess *g, int n, bool firs
     TERN_TRY(tern_forward_want(e->forward, n, 0, n_best, err));
     for (int i = 0; i < n; i++) {
         const int pos = g[i].seq->kv->n_tokens + g[i].depth;
+        g[i].seq->guessed = g[i].depth + 1;
         e->rows[i] = (struct tern_row){g[i].token, pos};
         e->logit_rows[i] = g[i].from;
         e->jobs[i] = (struct tern_forward_job){

@@ -74,7 +74,7 @@ static void end(struct tern_chain *chain, struct tern_draft *const *d, int n)
     (void)chain;
     for (int i = 0; i < n; i++) {
         if (d[i]->tried)
-            tern_guess_end(d[i]->seq, d[i]->n_guesses);
+            tern_guess_end(d[i]->seq);
         d[i]->tried = false;
         d[i]->at = 0;
     }
