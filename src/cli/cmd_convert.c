@@ -9,16 +9,18 @@ static int report(const struct tern_args *a, const tern_convert_report *r, tern_
     const char *to = a->v[TERN_OPT_CONVERT_OUT].s;
     if (a->v[TERN_OPT_JSON].n)
         return tern_report_print(tern_report_json("convert", NULL, 0),
-                                 json_pack("{so ss sI sI sI sI so}", "file", tern_json_text(to), "type",
+                                 json_pack("{so ss sI sI sI sI so ss}", "file", tern_json_text(to), "type",
                                            a->v[TERN_OPT_CONVERT_TYPE].s, "n_tensors", (json_int_t)r->n_tensors,
                                            "bytes", (json_int_t)r->bytes, "n_chunks", (json_int_t)r->chunks,
                                            "n_chunks_kept", (json_int_t)r->chunks_kept, "tokenizer",
-                                           tern_json_text(r->tokenizer)),
+                                           tern_json_text(r->tokenizer), "differs", r->differs),
                                  err);
     if (r->chunks_kept)
         tern_note("%d of %d chunks were there from an earlier run", r->chunks_kept, r->chunks);
     tern_note("%s: %zu tensors, %s, tokenizer %s", tern_shown(to), r->n_tensors, tern_size_text((double)r->bytes),
               tern_shown(r->tokenizer));
+    if (*r->differs)
+        tern_note("%s", r->differs);
     return 0;
 }
 

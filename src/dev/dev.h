@@ -134,12 +134,12 @@ struct tern_dev_ops {
     void (*use)(struct tern_dev *d, enum tern_dev_use use);
 
     /* Devices of one kind that compute one model together (parallel/).  NULL: they cannot reach each other.
-     * start: what is queued begins, whatever it waits for.
+     * start: what is queued on d[0..n) begins, whatever one of them waits for.
      * join: d[0..n), prepared, will gather; TERN_EUNSUPPORTED with a reason where these cannot.
      * gather, in a step: x[i] is d[i]'s memory for the same rows, of which it has the columns [bound[i], bound[i + 1]),
      * multiples of 16 but for the last; true: each has all of rows [0, n_rows) after it.  It is queued on all of them.
      * product: what comes next on each is matmul of these prompt rows in 16 bits; it may bring them for that alone. */
-    void (*start)(struct tern_dev *d);
+    void (*start)(struct tern_dev *const *d, int n);
     int (*join)(struct tern_dev *const *d, int n, tern_error *err);
     bool (*gather)(struct tern_dev *const *d, int n, const struct tern_dev_rows *x, const int *bound, int n_rows,
                    bool product);

@@ -7,11 +7,13 @@
 #include "base/mem.h"
 #include "run/draft/draft.h"
 
-#define MAX_THREADS 256
-#define MAX_SEQS    4096
-#define MAX_CHUNK   8192
-#define MAX_PLANS   256
-#define MORE_PLANS  16 /* that an open engine has room for */
+#define MAX_THREADS  256
+#define MAX_SEQS     4096
+#define MAX_CHUNK    8192
+#define LEAST_CHUNK  512  /* of those that nobody chose: what a device takes that says nothing */
+#define FRUGAL_CHUNK 2048 /* larger ones only where there is room to spare */
+#define MAX_PLANS    256
+#define MORE_PLANS   16 /* that an open engine has room for */
 
 static bool is_prompt8(const tern_engine_params *p)
 {
@@ -127,6 +129,20 @@ size_t tern_engine_kv_limit(const tern_engine *e)
     return e->kv_budget.limit;
 }
 
+/* Of steps whose size nobody chose: do their scratch more than a fourth of what it leaves, where smaller ones do? */
+static int check_frugal(const tern_engine *e, tern_error *err)
+{
+    struct tern_dev_held h;
+    const size_t scratch = tern_forward_scratch_bytes(e->forward);
+    if (e->chunk <= FRUGAL_CHUNK || !e->dev->ops->held)
+        return 0;
+    e->dev->ops->held(e->dev, &h);
+    return h.limit > h.used && scratch <= (h.limit - h.used) / 4
+               ? 0
+               : tern_err_set(err, TERN_ENOMEM, "steps of %d tokens take %zu bytes of %s", e->chunk, scratch,
+                              e->dev->ops->name);
+}
+
 /* Room for steps; what would make it smaller is said where a card has none. */
 static int open_forward(tern_engine *e, tern_error *err)
 {
@@ -157,14 +173,12 @@ out:
     return rc;
 }
 
-/* pool: another engine's, or NULL. */
-static int open_engine(tern_engine **out, tern_model *m, const tern_engine_params *p, struct tern_pool *pool,
-                       tern_error *err)
+/* pool: another engine's, or NULL.  chunk: of its steps. */
+static int open_with(tern_engine **out, tern_model *m, const tern_engine_params *p, struct tern_pool *pool, int chunk,
+                     tern_error *err)
 {
     int rc = 0;
     tern_engine *e = NULL;
-    *out = NULL;
-    TERN_TRY(check_params(p, err));
     if (p->ctx > m->net->desc.ctx)
         TERN_FAIL(err, TERN_EINVAL,
                   "context = %d is more than the %d tokens that %s was trained for (rope_scaling: --rope-scaling "
@@ -180,9 +194,7 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     e->model = m;
     e->ctx = p->ctx ? p->ctx : m->net->desc.ctx;
     e->max_seqs = p->max_seqs ? p->max_seqs : 1;
-    e->chunk = p->chunk ? p->chunk : m->net->dev->ops->chunk ? m->net->dev->ops->chunk : 512;
-    if (e->chunk > e->ctx)
-        e->chunk = e->ctx;
+    e->chunk = chunk < e->ctx ? chunk : e->ctx;
     TERN_TRY(tern_net_experts_check(m->net, e->chunk, err));
     e->exact = p->exact;
     e->decode16 = p->decode_bits == 16;
@@ -194,6 +206,8 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     TERN_TRY(m->net->dev->ops->open(&e->dev, m->net->dev->ops, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
     TERN_TRY(open_forward(e, err));
+    if (!p->chunk)
+        TERN_TRY(check_frugal(e, err));
     TERN_TRY(limit_kv(e, err));
     TERN_TRY(alloc_batch(e, err));
     e->asks_best = e->dev->ops->apart && e->dev->ops->best && m->net->desc.n_vocab <= TERN_BEST_WIDTH;
@@ -202,6 +216,23 @@ static int open_engine(tern_engine **out, tern_model *m, const tern_engine_param
     e = NULL;
 out:
     tern_engine_close(&e);
+    return rc;
+}
+
+/* Steps whose size nobody chose become smaller where the device has no room for them. */
+static int open_engine(tern_engine **out, tern_model *m, const tern_engine_params *p, struct tern_pool *pool,
+                       tern_error *err)
+{
+    int rc = 0, chunk = p->chunk ? p->chunk : m->net->dev->ops->chunk ? m->net->dev->ops->chunk : LEAST_CHUNK;
+    tern_error why = {0};
+    *out = NULL;
+    TERN_TRY(check_params(p, err));
+    for (; (rc = open_with(out, m, p, pool, chunk, &why)) == TERN_ENOMEM && !p->chunk && chunk > LEAST_CHUNK;
+         chunk /= 2)
+        why = (tern_error){0};
+    if (rc < 0 && err)
+        *err = why;
+out:
     return rc;
 }
 

@@ -6,15 +6,17 @@
 #include "checkdev.h"
 
 enum { OUT, GATE, UP, DOWN, IN, K, V, SMALL, WEIGHTS };
-enum { STEPS = 4, LAYERS = 3, KEPT = 9, CARDS = 8 };
+enum { STEPS = 4, LAYERS = 3, KEPT = 9, CARDS = 8, PROMPT = 521 };
 enum { BEFORE_WRAP = 400 }; /* gathers of a card before numbers wrap for the first time (dev/cuda/together) */
 
 /* What each card is given: chains in a step; in all steps gathers by themselves, one in every second, and one of
  * nothing where numbers wrap. */
 enum { CHAINS = LAYERS, APART = STEPS / 2 + 1 };
 
+/* rows: of prompts, so many that they do not pass through a stage, which holds 1,048,576 numbers; 0: one of decoding.
+ */
 struct shape {
-    int n, in, ff, k, v;
+    int n, in, ff, k, v, rows;
     const char *name;
 };
 
@@ -27,12 +29,13 @@ struct layers {
     struct tern_dev_rows y[WEIGHTS], x, normed, factors[2], bias;
     int n[WEIGHTS], k[WEIGHTS];
     enum tern_gate act;
-    int steps;
-    int chains, gathers; /* that were launched */
+    int steps, n_layers, n_rows, n_wide;
+    int chains, gathers, sent; /* that were launched */
 };
 
 #define CHAIN  "tern_cuda_k_chain_cards_U4_K32"
 #define GATHER "tern_cuda_k_together"
+#define SENT   "tern_cuda_k_gemm_90_sent" /* products of prompt rows that go to all cards as they are made */
 
 static void must(int rc, const tern_error *err)
 {
@@ -67,10 +70,11 @@ static void load_weights(struct layers *h)
 
 static void fill(struct checkdev *c, struct layers *h, struct tern_dev_rows r)
 {
-    float *x = checkdev_get(r.stride, sizeof *x);
-    for (size_t i = 0; i < r.stride; i++)
+    const size_t n = r.stride * (size_t)h->n_rows;
+    float *x = checkdev_get(n, sizeof *x);
+    for (size_t i = 0; i < n; i++)
         x[i] = checkdev_noise(c);
-    h->d->ops->copy_in(h->d, r.mem, 0, x, r.stride * sizeof *x);
+    h->d->ops->copy_in(h->d, r.mem, 0, x, n * sizeof *x);
     h->d->ops->sync(h->d);
     tern_free(x);
 }
@@ -85,12 +89,12 @@ static void make_layers(struct checkdev *c, struct layers *h, const struct shape
     for (int i = 0; i < WEIGHTS; i++) {
         h->n[i] = n[i];
         h->k[i] = k[i];
-        h->bytes[i] = checkdev_source(c, &h->s[i], TERN_Q4_K, n[i], k[i]);
-        must(tern_dev_rows_new(h->d, &h->y[i], 2, n[i], &err), &err);
+        h->bytes[i] = checkdev_source(c, &h->s[i], s->rows ? TERN_Q4_0 : TERN_Q4_K, n[i], k[i]);
+        must(tern_dev_rows_new(h->d, &h->y[i], h->n_rows + 1, n[i], &err), &err);
         fill(c, h, h->y[i]);
     }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        must(tern_dev_rows_new(h->d, rows[i], 2, s->n, &err), &err);
+        must(tern_dev_rows_new(h->d, rows[i], h->n_rows + 1, s->n, &err), &err);
         fill(c, h, *rows[i]);
     }
     load_weights(h);
@@ -116,18 +120,18 @@ static struct tern_matmul product(const struct layers *h, int i)
 
 static void add_norm(const struct layers *h, int plus, int which)
 {
-    h->d->ops->add(h->d, h->x, h->x, h->y[plus], 1);
-    h->d->ops->norm(h->d, h->normed, h->x, (struct tern_dev_vec){h->factors[which].mem, 0}, 1e-5f, 1);
+    h->d->ops->add(h->d, h->x, h->x, h->y[plus], h->n_rows);
+    h->d->ops->norm(h->d, h->normed, h->x, (struct tern_dev_vec){h->factors[which].mem, 0}, 1e-5f, h->n_rows);
 }
 
 /* What begins a step: rows that the first layer's product reads. */
 static void begin(const struct layers *h)
 {
-    const struct tern_dev_step s = {.n_rows = 1};
+    const struct tern_dev_step s = {.n_rows = h->n_rows};
     const struct tern_matmul first = product(h, IN);
     h->d->ops->begin(h->d, &s);
-    h->d->ops->norm(h->d, h->normed, h->x, (struct tern_dev_vec){h->factors[0].mem, 0}, 1e-5f, 1);
-    h->d->ops->matmul(h->d, &first, 1, h->normed, 1, 0);
+    h->d->ops->norm(h->d, h->normed, h->x, (struct tern_dev_vec){h->factors[0].mem, 0}, 1e-5f, h->n_rows);
+    h->d->ops->matmul(h->d, &first, 1, h->normed, h->n_rows, h->n_wide);
 }
 
 /* A layer, whose last products begin the next one.  k is made whole by the way where `apart` is said. */
@@ -138,15 +142,15 @@ static void layer(const struct layers *h, bool apart)
                              down = product(h, DOWN), last[] = {product(h, IN), product(h, K), product(h, V)};
     struct tern_matmul biased = out;
     biased.bias = (struct tern_dev_vec){h->bias.mem, 0};
-    ops->matmul(h->d, apart ? &biased : &out, 1, h->y[IN], 1, 0);
+    ops->matmul(h->d, apart ? &biased : &out, 1, h->y[IN], h->n_rows, h->n_wide);
     add_norm(h, OUT, 0);
-    ops->matmul(h->d, both, 2, h->normed, 1, 0);
-    ops->glu(h->d, h->y[GATE], h->y[UP], 1, h->act);
-    ops->matmul(h->d, &down, 1, h->y[GATE], 1, 0);
+    ops->matmul(h->d, both, 2, h->normed, h->n_rows, h->n_wide);
+    ops->glu(h->d, h->y[GATE], h->y[UP], h->n_rows, h->act);
+    ops->matmul(h->d, &down, 1, h->y[GATE], h->n_rows, h->n_wide);
     add_norm(h, DOWN, 1);
-    ops->matmul(h->d, last, 3, h->normed, 1, 0);
+    ops->matmul(h->d, last, 3, h->normed, h->n_rows, h->n_wide);
     if (apart)
-        ops->norm(h->d, h->y[K], h->y[K], (struct tern_dev_vec){h->factors[0].mem, 0}, 1e-5f, 1);
+        ops->norm(h->d, h->y[K], h->y[K], (struct tern_dev_vec){h->factors[0].mem, 0}, 1e-5f, h->n_rows);
 }
 
 /* Gathers that stand apart, n of them, in steps of their own. */
@@ -164,6 +168,22 @@ static void gathers(const struct layers *h, int n)
     }
 }
 
+/* More kernels between two gathers than a card's queue takes. */
+static void long_list(const struct layers *h)
+{
+    const struct tern_dev_step s = {.n_rows = 1};
+    const struct tern_matmul small = product(h, SMALL);
+    const struct tern_dev_vec factors = {h->factors[0].mem, 0};
+    h->d->ops->begin(h->d, &s);
+    for (int i = 0; i < 2; i++) {
+        h->d->ops->matmul(h->d, &small, 1, h->normed, 1, 0);
+        h->d->ops->norm(h->d, h->y[SMALL], h->y[SMALL], factors, 1e-5f, 1);
+        for (int j = 0; j < 1500; j++)
+            h->d->ops->scale(h->d, h->y[SMALL], 1, j % 2 ? .5f : 2.0f);
+    }
+    h->d->ops->end(h->d);
+}
+
 /* What a step has written: bits of floats. */
 struct kept {
     uint32_t *x[KEPT];
@@ -176,7 +196,7 @@ static void keep(const struct layers *h, struct kept *k)
                                             h->y[IN], h->y[K],   h->y[V],   h->y[SMALL]};
     tern_error err = {0};
     for (int i = 0; i < KEPT; i++) {
-        k->n[i] = all[i].width;
+        k->n[i] = (int)all[i].stride * (h->n_rows - 1) + all[i].width;
         k->x[i] = checkdev_get((size_t)k->n[i], sizeof *k->x[i]);
         h->d->ops->copy_out(h->d, k->x[i], all[i].mem, 0, (size_t)k->n[i] * sizeof *k->x[i]);
         h->d->ops->sync(h->d);
@@ -199,13 +219,16 @@ static int launched(const char *kernel)
 static void run(struct layers *h, struct kept k[STEPS])
 {
     for (int i = 0; i < h->steps; i++) {
-        const int chains = launched(CHAIN), gathers_before = launched(GATHER);
+        const int chains = launched(CHAIN), gathers_before = launched(GATHER), sent = launched(SENT);
         begin(h);
-        for (int j = 0; j < LAYERS; j++)
+        for (int j = 0; j < h->n_layers; j++)
             layer(h, i % 2 == 1 && j == 1);
         h->d->ops->end(h->d);
         h->chains += launched(CHAIN) - chains;
         h->gathers += launched(GATHER) - gathers_before;
+        h->sent += launched(SENT) - sent;
+        if (i == 0)
+            long_list(h);
         keep(h, &k[i]);
         if (i == 0 && h->steps > 1)
             gathers(h, BEFORE_WRAP - 30); /* what is missing is made by the steps: some of them before, some behind */
@@ -254,15 +277,21 @@ static void compare(struct checkdev *c, const char *about, const struct kept one
 static void one_shape(struct checkdev *c, const struct tern_dev_ops *one, const struct tern_dev_ops *all, int n,
                       const struct shape *s, bool timed)
 {
-    const struct tern_dev_limits l = {.max_rows = 8, .max_narrow = 8, .max_k = s->ff > s->in ? s->ff : s->in};
+    const int most = s->ff > s->in ? s->ff : s->in;
+    const struct tern_dev_limits l = {
+        .max_rows = s->rows ? s->rows : 8, .max_narrow = 8, .max_k = most > s->n ? most : s->n};
     const struct tern_rng rng = c->rng;
-    const int steps = getenv("CHECKDEV_RACES") ? 1 : STEPS;
+    const int steps = s->rows || getenv("CHECKDEV_RACES") ? 1 : STEPS;
     struct kept kept[2][STEPS] = {0};
     double us[2] = {0};
     char about[100], line[200];
-    int missing = 0, too_many = 0;
+    int missing = 0, too_many = 0, sent = 0;
     for (int i = 0; i < 2; i++) {
-        struct layers h = {.steps = steps, .act = s->v % 2 ? TERN_GATE_GELU : TERN_GATE_SILU};
+        struct layers h = {.steps = steps,
+                           .n_layers = s->rows ? 1 : LAYERS,
+                           .n_rows = s->rows ? s->rows : 1,
+                           .n_wide = s->rows,
+                           .act = s->v % 2 ? TERN_GATE_GELU : TERN_GATE_SILU};
         c->rng = rng;
         tern_dev_add_first(i ? all : one);
         checkdev_prepare(c, &l);
@@ -271,11 +300,15 @@ static void one_shape(struct checkdev *c, const struct tern_dev_ops *one, const 
         us[i] = timed ? layer_us(&h) : 0;
         missing = n * steps * CHAINS - h.chains;
         too_many = h.gathers - (steps == STEPS ? n * APART : 0);
+        sent = h.sent;
         free_layers(&h);
     }
     (void)snprintf(about, sizeof about, "%d cards, %s", n, s->name);
     compare(c, about, kept[0], kept[1]);
-    if (launched(CHAIN) >= 0) {
+    if (s->rows && launched(SENT) >= 0) {
+        (void)snprintf(line, sizeof line, "%s: products that were not sent as they were made", about);
+        checkdev_line(c, "cards", line, abs(2 * n - sent), 0);
+    } else if (launched(CHAIN) >= 0) {
         (void)snprintf(line, sizeof line, "%s: chains that are missing", about);
         checkdev_line(c, "cards", line, abs(missing), 0);
         (void)snprintf(line, sizeof line, "%s: gathers that are not part of one", about);
@@ -307,9 +340,10 @@ static const struct tern_dev_ops *together(const struct tern_dev_ops *one, int n
 void check_cards(struct checkdev *c)
 {
     /* Shares of three cards are uneven; of the last products some cards have none. */
-    static const struct shape shapes[] = {{2304, 2048, 2560, 272, 40, "2304 columns, 2560 between"},
-                                          {2048, 2560, 4352, 16, 9, "2048 columns, 4352 between"},
-                                          {4096, 4096, 14336, 1024, 1024, "4096 columns, 14336 between"}};
+    static const struct shape shapes[] = {{2304, 2048, 2560, 272, 40, 0, "2304 columns, 2560 between"},
+                                          {2048, 2560, 4352, 16, 9, 0, "2048 columns, 4352 between"},
+                                          {4096, 4096, 14336, 1024, 1024, 0, "4096 columns, 14336 between"},
+                                          {2080, 96, 288, 32, 33, PROMPT, "prompts of 2080 columns, 288 between"}};
     /* races: a step of two cards, for tools that slow kernels down a thousandfold */
     const bool races = getenv("CHECKDEV_RACES") != NULL, quick = races || getenv("CHECKDEV_QUICK") != NULL;
     const struct tern_dev_ops *one = c->d[OTHER]->ops;
@@ -317,8 +351,8 @@ void check_cards(struct checkdev *c)
         return;
     for (int n = 2; n <= (races ? 2 : CARDS); n++) {
         const struct tern_dev_ops *all = together(one, n);
-        for (int s = 0; all && s < 3; s++)
-            if (!quick || s == (n > 2)) /* of two cards the first, of more the second */
+        for (int s = 0; all && s < 4; s++)
+            if (!quick || s == (n > 2) || (s == 3 && !races)) /* of two cards the first, of more the second */
                 one_shape(c, one, all, n, &shapes[s], s == 2);
     }
     tern_dev_add_first(one);

@@ -492,13 +492,19 @@ static void put_reals(void)
 enum proof { UNKNOWN, BYTES, MODEL };
 static const char *const proofs[] = {"", "◇", "●"};
 
+/* Does tern multiply by it?  Not by ids (I32, I64), nor by what may lie in a file that nobody reads. */
+static bool is_weight(int type)
+{
+    return tern_type_elems(type) && tern_type_is_weight(type);
+}
+
 static enum proof proof_of(const char *type, int kind)
 {
     for (int i = 0; i < page.n_types[kind]; i++)
         if (strcmp(page.types[kind][i], type) == 0)
             return MODEL;
     for (int id = 0; kind == TERN_FILE_GGUF && id < 64; id++)
-        if (tern_type_elems(id) && strcmp(tern_type_name(id), type) == 0)
+        if (is_weight(id) && strcmp(tern_type_name(id), type) == 0)
             return BYTES;
     return UNKNOWN;
 }
@@ -508,7 +514,7 @@ static int all_types(const char *types[2 * MAX_TYPES])
 {
     int n = 0;
     for (int id = 0; id < 64; id++)
-        if (tern_type_elems(id) && id != TERN_I32 && id != TERN_I64) /* ids: nothing is multiplied by them */
+        if (is_weight(id))
             types[n++] = tern_type_name(id);
     for (int i = 0; i < page.n_types[TERN_FILE_HF]; i++)
         if (proof_of(page.types[TERN_FILE_HF][i], TERN_FILE_GGUF) == UNKNOWN)
@@ -543,7 +549,7 @@ static void put_weights(void)
     put("\n● a model above has it; ◇ no model here has it, bytes and products are held against others' "
         "(`unit/test_weights`,\n`checkasm/gemm`). Refused by name:");
     for (int id = 0, seen = 0; id < 64; id++)
-        if (!tern_type_elems(id) && strncmp(tern_type_name(id), "type ", 5) != 0)
+        if (!is_weight(id) && id != TERN_I32 && id != TERN_I64 && strncmp(tern_type_name(id), "type ", 5) != 0)
             put("%s%s", seen++ % 16 == 8 ? "\n" : " ", tern_type_name(id));
     put(".\n");
 }

@@ -83,7 +83,7 @@ struct tern_cuda_call {
 struct tern_cuda_list {
     struct tern_cuda_call *calls;
     uint8_t *args;
-    size_t n, cap, used, args_cap;
+    size_t n, cap, used, args_cap, from; /* from: calls before it have gone out */
 };
 
 /* Pinned bytes of the host, copied to the card at the beginning of a step. */
@@ -108,8 +108,7 @@ struct tern_cuda_bounce {
 };
 
 #define TERN_CUDA_TAKEN 32 /* pieces of scratch of a device */
-
-struct tern_cuda_attn; /* of attn/ops.c: what it needs besides */
+struct tern_cuda_attn;     /* of attn/ops.c: what it needs besides */
 
 struct tern_cuda {
     struct tern_dev dev;
@@ -132,8 +131,7 @@ struct tern_cuda {
     /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, a product's weights. */
     tern_cu_address q8, half, half_scale, dense, halved; /* halved: the rows that half holds for the next one, or 0 */
     size_t dense_bytes, q8_row_bytes;
-    int q8_rows, max_k;
-    int decode_rows; /* of the step in hand */
+    int q8_rows, max_k, decode_rows; /* decode_rows: of the step in hand */
     struct {
         tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
         int n, k;
@@ -141,6 +139,7 @@ struct tern_cuda {
     struct {                   /* of together/ */
         int n, which, cleared; /* cards; gathers of the step in hand; 1: stages were, and cards have not met since */
         uint64_t number;       /* of the step's first */
+        size_t behind;         /* calls of the list up to the last gather */
         tern_cu_address at, flags, stage; /* of the number; what others say; where rows pass through */
     } together;
     tern_cu_address pairs, best, met, words; /* of experts.c, of rows.c, of products/chain.c */
@@ -180,6 +179,7 @@ void tern_cuda_launch(struct tern_cuda *d, enum tern_cuda_kernel k, unsigned x, 
 /* Sends out what is written down; _first: once a step, its first layers, so that the card has work meanwhile. */
 void tern_cuda_flush(struct tern_cuda *d);
 void tern_cuda_flush_first(struct tern_cuda *d);
+void tern_cuda_flush_before(struct tern_cuda *d, size_t call); /* what stands before it; flush is next */
 /* The last call that is written down, if it is of this kernel: its arguments, until the next launch; else NULL.  And
  * takes it back, for one that does its work as well. */
 void *tern_cuda_last_call(const struct tern_cuda *d, enum tern_cuda_kernel k);

@@ -82,11 +82,11 @@ static bool ask_shared(struct tern_cuda *d, const struct tern_cuda_call *c)
     return tern_cuda_ok(d, rc, "asking for shared memory");
 }
 
-static void launch_all(struct tern_cuda *d)
+static void launch_until(struct tern_cuda *d, size_t end)
 {
     struct tern_cuda_list *l = &d->list;
     struct tern_cu_attribute overlap = {.id = TERN_CU_LAUNCH_OVERLAP, .value.number = 1};
-    for (size_t i = 0; i < l->n && tern_cuda_ok(d, 0, NULL); i++) {
+    for (size_t i = l->from; i < end && tern_cuda_ok(d, 0, NULL); i++) {
         const struct tern_cuda_call *c = &l->calls[i];
         void *args[] = {l->args + c->args};
         const struct tern_cu_launch launch = {.grid = {c->grid[0], c->grid[1], c->grid[2]},
@@ -101,20 +101,34 @@ static void launch_all(struct tern_cuda *d)
     }
 }
 
+static void launch_all(struct tern_cuda *d)
+{
+    launch_until(d, d->list.n);
+}
+
 void tern_cuda_flush(struct tern_cuda *d)
 {
     tern_cuda_enter(d);
-    tern_cuda_chain_calls(d);
-    if (d->list.n && !tern_cuda_graph_run(d, launch_all))
+    if (!d->list.from)
+        tern_cuda_chain_calls(d);
+    if (d->list.n && (d->list.from || !tern_cuda_graph_run(d, launch_all)))
         launch_all(d);
-    d->list.n = d->list.used = 0;
+    d->list.n = d->list.used = d->list.from = d->together.behind = 0;
+}
+
+void tern_cuda_flush_before(struct tern_cuda *d, size_t call)
+{
+    tern_cuda_enter(d);
+    launch_until(d, call < d->list.n ? call : d->list.n);
+    d->list.from = call < d->list.n ? call : d->list.n;
 }
 
 #define FIRST 32 /* calls: three layers or so, for each card whose list the host writes down */
 
 void tern_cuda_flush_first(struct tern_cuda *d)
 {
-    if (!d->in_step || d->sent || d->list.n < FIRST * (size_t)(d->together.n ? d->together.n : 1))
+    if (!d->in_step || d->sent || d->list.n < FIRST * (size_t)(d->together.n ? d->together.n : 1) ||
+        (d->together.n && d->list.n > TERN_CUDA_TURN)) /* which goes out by turns with those of other cards */
         return;
     d->sent = true;
     tern_cuda_flush(d);
@@ -271,7 +285,7 @@ static int probe_card(int number, char about[TERN_DEV_NAME], tern_error *err)
         .open = op_open_##number,                                                                               \
         .probe = op_probe_##number,                                                                             \
         .card = op_card,                                                                                        \
-        .chunk = 2048,                                                                                          \
+        .chunk = 4096,                                                                                          \
         .kv = "l4",                                                                                             \
         .apart = true,                                                                                          \
         TERN_CUDA_OPS,                                                                                          \

@@ -75,7 +75,7 @@ void tern_cuda_sparse(struct tern_dev *d, const struct tern_sparse *s, struct te
 /* Of together/together.c, with what it needs when a device begins a step, and closes. */
 struct tern_cuda;
 struct tern_cuda_together;
-void tern_cuda_start(struct tern_dev *d);
+void tern_cuda_start(struct tern_dev *const *devs, int n);
 int tern_cuda_join(struct tern_dev *const *devs, int n, tern_error *err);
 bool tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
                            int n_rows, bool product);

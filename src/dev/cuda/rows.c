@@ -110,7 +110,8 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
         }
     }
     a.q8 = tern_cuda_as_q8(d, y, n_rows);
-    tern_cuda_launch(d, TERN_CUDA_K_norm, (unsigned)n_rows, 1, 1, 512, 0, &a, sizeof a);
+    const bool many = n_rows > d->card->processors && !a.gather.n_cards && !a.q8;
+    tern_cuda_launch(d, many ? TERN_CUDA_K_norm_many : TERN_CUDA_K_norm, (unsigned)n_rows, 1, 1, 512, 0, &a, sizeof a);
 }
 
 static void elementwise(struct tern_cuda *d, struct tern_cuda_elementwise a, int n_rows)
@@ -199,7 +200,8 @@ void tern_cuda_glu(struct tern_dev *dev, struct tern_dev_rows gate, struct tern_
 bool tern_cuda_halves_before(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k, bool f32_too)
 {
     const tern_cu_address at = tern_cuda_rows_at(x);
-    struct tern_cuda_norm_args *norm = tern_cuda_last_call(d, TERN_CUDA_K_norm);
+    struct tern_cuda_norm_args *many = tern_cuda_last_call(d, TERN_CUDA_K_norm_many),
+                               *norm = many ? many : tern_cuda_last_call(d, TERN_CUDA_K_norm);
     const struct tern_cuda_elementwise *e = tern_cuda_last_call(d, TERN_CUDA_K_elementwise);
     if ((!norm && !e) || d->list.calls[d->list.n - 1].grid[0] != (unsigned)n_rows)
         return false;

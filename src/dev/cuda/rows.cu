@@ -38,64 +38,21 @@ TERN_CUDA_KERNEL_BEGIN(embed, tern_cuda_embed_args, 256, 1)
 #define NORM_THREADS 512
 #define NORM_KEPT    4 /* of a thread, four numbers each: rows of up to 8192 are read once */
 
-/* One number of all threads' v, put together by op in an order that is always the same. */
-template <class OP> __device__ static inline float of_block(float v, const OP &op)
-{
-    __shared__ float part[NORM_THREADS / 32];
-    for (int step = 16; step; step /= 2)
-        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = part[threadIdx.x % (NORM_THREADS / 32)];
-    for (int step = NORM_THREADS / 64; step; step /= 2)
-        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    return v;
-}
-
 __device__ static inline float block_sum(float v)
 {
-    return of_block(v, [](float a, float b) { return __fadd_rn(a, b); });
-}
-
-__device__ static inline float block_most(float v)
-{
-    return of_block(v, [](float a, float b) { return fmaxf(a, b); });
+    return of_block<NORM_THREADS>(v, [](float a, float b) { return __fadd_rn(a, b); });
 }
 
 /* v * by * f, as int8 too. */
+template <bool FEW>
 __device__ static inline float4 norm_output(const tern_cuda_norm_args &a, int row, int i, float4 v, float by, float4 f)
 {
     v = norm_times(v, by, f);
     if (i < a.n)
         store_four(cuda_at<float>(a.y) + row * a.y_stride, i, a.n, v);
-    if (a.q8) /* all threads, for whole blocks are quantised together */
+    if (FEW && a.q8) /* all threads, for whole blocks are quantised together */
         quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
     return v;
-}
-
-/* A row in 16 bits, by all threads: each has kept its first fours, KEPT of them, 0 behind n; rest(i) tells the others. */
-template <int KEPT, class ARGS, class REST>
-__device__ static inline void halve_row(const ARGS &to, int row, int n, const float4 kept[KEPT], const REST &rest)
-{
-    const int first = threadIdx.x * 4, pitch = (int)to.pitch;
-    __half *out = cuda_at<__half>(to.half) + row * to.pitch;
-    float top = 0;
-#pragma unroll
-    for (int j = 0; j < KEPT; j++)
-        top = most_of(top, kept[j]);
-    for (int i = first + KEPT * NORM_THREADS * 4; i < n; i += NORM_THREADS * 4)
-        top = most_of(top, rest(i));
-    const int e = half_exponent(block_most(top));
-    const float by = exp2f((float)-e);
-    if (threadIdx.x == 0)
-        cuda_at<float>(to.scale)[row] = exp2f((float)e);
-#pragma unroll
-    for (int j = 0; j < KEPT; j++)
-        if (first + j * NORM_THREADS * 4 < pitch)
-            store_halves(out + first + j * NORM_THREADS * 4, kept[j], by);
-    for (int i = first + KEPT * NORM_THREADS * 4; i < pitch; i += NORM_THREADS * 4)
-        store_halves(out + i, rest(i), by);
 }
 
 __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row, int i)
@@ -104,6 +61,7 @@ __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row
 }
 
 /* v and what is added to it, of which other cards may have these columns. */
+template <bool FEW>
 __device__ static inline float4 norm_plus(const tern_cuda_norm_args &a, uint64_t number, int row, int i, float4 v)
 {
     if (!a.plus)
@@ -111,7 +69,7 @@ __device__ static inline float4 norm_plus(const tern_cuda_norm_args &a, uint64_t
     float *plus = cuda_at<float>(a.plus) + row * a.plus_stride;
     const tern_cuda_together &g = a.gather;
     float4 p;
-    if (g.n_cards && (i < g.bound[g.self] || i >= g.bound[g.self + 1])) {
+    if (FEW && g.n_cards && (i < g.bound[g.self] || i >= g.bound[g.self + 1])) {
         p = receive_four(g, number, row, i);
         store_four(plus, i, a.n, p);
     } else {
@@ -132,52 +90,64 @@ __device__ static inline void send_row(const tern_cuda_together &g, uint64_t num
         meet(g, number);
 }
 
-TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
+/* FEW: rows of decoding, one to a processor, so what can be loaded ahead is.  Else a processor has several at a time, for
+ * which a thread keeps half as much; nothing is gathered, and no int8 made.  The numbers are the same. */
+template <bool FEW> __device__ static inline void norm_row(const tern_cuda_norm_args &a)
 {
+    constexpr int KEPT = FEW ? NORM_KEPT : NORM_KEPT / 2;
     const int row = blockIdx.x, t = threadIdx.x * 4;
     const float *w = cuda_at<const float>(a.w);
-    float4 kept[NORM_KEPT], by_dim[NORM_KEPT];
+    float4 kept[KEPT], by_dim[KEPT];
     float squares = 0;
+    const auto factors = [&](int i) { return w && i < a.n ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1); };
 #pragma unroll
-    for (int j = 0; j < NORM_KEPT; j++) { /* weights are there before the step is */
-        const int i = t + j * NORM_THREADS * 4;
-        by_dim[j] = w && i < a.n ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1);
-    }
-    const uint64_t number = a.gather.n_cards ? number_of(a.gather) : 0;
+    for (int j = 0; FEW && j < KEPT; j++) /* weights are there before the step is */
+        by_dim[j] = factors(t + j * NORM_THREADS * 4);
+    const uint64_t number = FEW && a.gather.n_cards ? number_of(a.gather) : 0;
     cuda_wait();
-    if (a.gather.n_cards)
+    if (FEW && a.gather.n_cards)
         send_row(a.gather, number, row);
 #pragma unroll
-    for (int j = 0; j < NORM_KEPT; j++) { /* before it waits for others */
+    for (int j = 0; j < KEPT; j++) { /* before it waits for others */
         const int i = t + j * NORM_THREADS * 4;
         kept[j] = i < a.n ? norm_input(a, row, i) : make_float4(0, 0, 0, 0);
     }
 #pragma unroll
-    for (int j = 0; j < NORM_KEPT; j++) {
+    for (int j = 0; j < KEPT; j++) {
         const int i = t + j * NORM_THREADS * 4;
         if (i < a.n)
-            kept[j] = norm_plus(a, number, row, i, kept[j]);
+            kept[j] = norm_plus<FEW>(a, number, row, i, kept[j]);
         squares = norm_squares(squares, kept[j]);
     }
-    for (int i = t + NORM_KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
-        squares = norm_squares(squares, norm_plus(a, number, row, i, norm_input(a, row, i)));
+    for (int i = t + KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
+        squares = norm_squares(squares, norm_plus<FEW>(a, number, row, i, norm_input(a, row, i)));
     const float by = norm_factor(block_sum(squares), a.n, a.eps);
     const float *again =
         a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride : cuda_at<const float>(a.x) + row * a.x_stride;
 #pragma unroll
-    for (int j = 0; j < NORM_KEPT; j++)
-        if (j * NORM_THREADS * 4 < a.n)
-            kept[j] = norm_output(a, row, t + j * NORM_THREADS * 4, kept[j], by, by_dim[j]);
-    for (int j = NORM_KEPT; j * NORM_THREADS * 4 < a.n; j++) {
+    for (int j = 0; j < KEPT; j++) {
         const int i = t + j * NORM_THREADS * 4;
-        const bool real = i < a.n;
-        norm_output(a, row, i, real ? load_four(again, i, a.n) : make_float4(0, 0, 0, 0), by,
-                    w && real ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1));
+        if (j * NORM_THREADS * 4 < a.n)
+            kept[j] = norm_output<FEW>(a, row, i, kept[j], by, FEW ? by_dim[j] : factors(i));
+    }
+    for (int j = KEPT; j * NORM_THREADS * 4 < a.n; j++) {
+        const int i = t + j * NORM_THREADS * 4;
+        norm_output<FEW>(a, row, i, i < a.n ? load_four(again, i, a.n) : make_float4(0, 0, 0, 0), by, factors(i));
     }
     if (a.half) { /* a thread reads again what it wrote */
         const float *y = cuda_at<const float>(a.y) + row * a.y_stride;
-        halve_row<NORM_KEPT>(a, row, a.n, kept, [&](int i) { return load_four(y, i, a.n); });
+        halve_row<NORM_THREADS, KEPT>(a, row, a.n, kept, [&](int i) { return load_four(y, i, a.n); });
     }
+}
+
+TERN_CUDA_KERNEL_BEGIN(norm, tern_cuda_norm_args, NORM_THREADS, 1)
+{
+    norm_row<true>(a);
+}
+
+TERN_CUDA_KERNEL_BEGIN(norm_many, tern_cuda_norm_args, NORM_THREADS, 3)
+{
+    norm_row<false>(a);
 }
 
 /* ---- elementwise ------------------------------------------------------------------------------------------------- */
@@ -231,7 +201,7 @@ TERN_CUDA_KERNEL_BEGIN(glu_half, tern_cuda_glu_half, NORM_THREADS, 2)
 #pragma unroll
     for (int j = 0; j < GLU_KEPT; j++)
         kept[j] = output((threadIdx.x + j * NORM_THREADS) * 4);
-    halve_row<GLU_KEPT>(a, row, a.n, kept, output);
+    halve_row<NORM_THREADS, GLU_KEPT>(a, row, a.n, kept, output);
 }
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */
@@ -251,7 +221,7 @@ TERN_CUDA_KERNEL_BEGIN(rope_table, tern_cuda_rope, 256, 1)
 }
 
 /* A warp for each head. */
-TERN_CUDA_KERNEL_BEGIN(heads, tern_cuda_heads_args, 256, 1)
+TERN_CUDA_KERNEL_BEGIN(heads, tern_cuda_heads_args, 256, 5)
 {
     int head = blockIdx.y * 8 + threadIdx.x / 32, s = 0;
     cuda_wait();

@@ -262,6 +262,7 @@ void tern_parallel_begin(struct tern_dev *dev, const struct tern_dev_step *step)
 void tern_parallel_end(struct tern_dev *dev)
 {
     struct tern_parallel *s = tern_parallel_of(dev);
+    tern_parallel_start(s);
     for (int i = 0; i < s->n; i++)
         s->d[i]->ops->end(s->d[i]);
     s->layer = -1;

@@ -4,14 +4,11 @@
 
 void tern_parallel_start(const struct tern_parallel *s)
 {
-    for (int i = 0; i < s->n; i++)
-        if (s->d[i] && s->d[i]->ops->start)
-            s->d[i]->ops->start(s->d[i]);
-}
-
-static void op_start(struct tern_dev *dev)
-{
-    tern_parallel_start(tern_parallel_of(dev));
+    int n = 0;
+    while (n < s->n && s->d[n])
+        n++;
+    if (n && s->d[0]->ops->start)
+        s->d[0]->ops->start(s->d, n);
 }
 
 static void op_close(struct tern_dev *dev)
@@ -160,7 +157,6 @@ int tern_dev_parallel_new(const struct tern_dev_ops **out, const struct tern_dev
                                    .weight_out = tern_parallel_weight_out,
                                    .layer = tern_parallel_layer,
                                    .use = tern_parallel_use,
-                                   .start = op_start,
                                    .begin = tern_parallel_begin,
                                    .end = tern_parallel_end};
     tern_parallel_operations(&o->ops, of[0]);

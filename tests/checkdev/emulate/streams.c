@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { ROOM = 4096, MOST = 16 }; /* calls that wait; queues */
+enum { ROOM = 1000, MOST = 16 }; /* calls that wait, about as many as a card's queue takes; queues */
 
 struct call {
     const char *kernel; /* NULL: a copy */

@@ -14,6 +14,7 @@
 #define SIDE_X (BM * BK * 2) /* bytes of a stage */
 #define STAGE  (SIDE_X + BN * BK * 2)
 #define RASTER 16 /* tiles of rows that share a tile of columns while it is in the cache */
+#define PITCH  (BN + 8) /* of sums in shared memory */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || defined TERN_TEST_EMULATE_H
 
@@ -63,18 +64,25 @@ __device__ static inline void multiply(float c[128], uint64_t x, uint64_t w)
                  : "l"(x), "l"(w));
 }
 
-__device__ static void gemm_tile(const tern_cuda_gemm &a)
+/* Which rows and columns a block has. */
+struct tile_of {
+    int m0, n0;
+
+    __device__ explicit tile_of(const tern_cuda_gemm &a)
+    {
+        const int tiles_n = (a.n + BN - 1) / BN, tiles_m = (a.n_rows + BM - 1) / BM;
+        const int band = blockIdx.x / (RASTER * tiles_n), in = blockIdx.x % (RASTER * tiles_n);
+        const int tall = min(RASTER, tiles_m - band * RASTER);
+        m0 = (band * RASTER + in % tall) * BM;
+        n0 = in / tall * BN;
+    }
+};
+
+__device__ static inline void sum_tile(const tern_cuda_gemm &a, int m0, int n0, uint32_t base, float acc[128])
 {
-    extern __shared__ __align__(128) uint8_t shared[];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / 4;
-    cuda_wait();
-    const int tiles_n = (a.n + BN - 1) / BN, tiles_m = (a.n_rows + BM - 1) / BM;
-    const int band = blockIdx.x / (RASTER * tiles_n), in = blockIdx.x % (RASTER * tiles_n);
-    const int tall = min(RASTER, tiles_m - band * RASTER);
-    const int m0 = (band * RASTER + in % tall) * BM, n0 = in / tall * BN;
-    const __half *x = cuda_at<const __half>(a.x), *w = cuda_at<const __half>(a.w);
+    const int group = threadIdx.x / 128;
     const int piece = threadIdx.x % 8, line = threadIdx.x / 8; /* and every 32nd line behind it */
-    const uint32_t base = ((uint32_t)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
+    const __half *x = cuda_at<const __half>(a.x), *w = cuda_at<const __half>(a.w);
     const int steps = a.k / BK;
     uint32_t from_x[BM / 32], from_w[BN / 32]; /* in numbers: below 2^32 of them */
 #pragma unroll
@@ -95,7 +103,6 @@ __device__ static void gemm_tile(const tern_cuda_gemm &a)
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    float acc[128];
 #pragma unroll
     for (int i = 0; i < 128; i++)
         acc[i] = 0;
@@ -116,6 +123,12 @@ __device__ static void gemm_tile(const tern_cuda_gemm &a)
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+/* Sums as outputs, out of registers. */
+__device__ static inline void write_tile(const tern_cuda_gemm &a, int m0, int n0, const float acc[128])
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const tern_cuda_gemm_out out = out_of(a, n0);
     const float *scale = cuda_at<const float>(a.scale), *bias = cuda_at<const float>(out.bias);
 #pragma unroll
@@ -145,9 +158,76 @@ __device__ static void gemm_tile(const tern_cuda_gemm &a)
     }
 }
 
+/* The sums of a warp's 16 rows in shared memory, where a lane finds four columns of a row side by side. */
+__device__ static inline float *put_sums(float *room, const float acc[128])
+{
+    const int lane = threadIdx.x % 32;
+    float *own = room + (int)threadIdx.x / 32 * 16 * PITCH;
+    __syncthreads(); /* nobody reads weights or rows there any more */
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+            *reinterpret_cast<float2 *>(own + (lane / 4 + h * 8) * PITCH + j * 8 + lane % 4 * 2) =
+                make_float2(acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+    __syncwarp();
+    return own;
+}
+
+/* Four sums of a row as outputs. */
+__device__ static inline float4 four_outputs(const tern_cuda_gemm_out &out, const float *sums, int col, float by)
+{
+    float4 v = *reinterpret_cast<const float4 *>(sums);
+    v = make_float4(__fmul_rn(v.x, by), __fmul_rn(v.y, by), __fmul_rn(v.z, by), __fmul_rn(v.w, by));
+    if (out.bias) {
+        const float *b = cuda_at<const float>(out.bias) + col;
+        v.x = col < out.n ? __fadd_rn(v.x, b[0]) : 0;
+        v.y = col + 1 < out.n ? __fadd_rn(v.y, b[1]) : 0;
+        v.z = col + 2 < out.n ? __fadd_rn(v.z, b[2]) : 0;
+        v.w = col + 3 < out.n ? __fadd_rn(v.w, b[3]) : 0;
+    }
+    return v;
+}
+
+/* To this card's rows and to those of others, while other tiles are multiplied yet. */
+__device__ static inline void write_sent(const tern_cuda_gemm &a, int m0, int n0, float *room, const float acc[128])
+{
+    const int lane = threadIdx.x % 32, row0 = m0 + (int)threadIdx.x / 32 * 16;
+    const float *scale = cuda_at<const float>(a.scale), *own = put_sums(room, acc) + lane * 4;
+#pragma unroll 4
+    for (int r = 0; r < 16; r++) {
+        const int row = row0 + r;
+        if (row >= a.n_rows)
+            continue;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int col = n0 + half * BN / 2 + lane * 4;
+            const float4 v = four_outputs(a.out[0], own + r * PITCH + half * BN / 2, col, scale[row]);
+            if (col < a.n)
+                for (int i = 0; i < a.n_to; i++)
+                    store_four(cuda_at<float>(a.to[i]) + (uint64_t)row * a.out[0].y_stride, col, a.n, v);
+        }
+    }
+}
+
+/* SENT: to the rows of several cards (together/together.c). */
+template <bool SENT> __device__ static void gemm_tile(const tern_cuda_gemm &a)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), base = (at + 1023) & ~1023u;
+    float acc[128], *room = reinterpret_cast<float *>(shared + (base - at));
+    cuda_wait();
+    const tile_of tile(a);
+    sum_tile(a, tile.m0, tile.n0, base, acc);
+    if (SENT)
+        write_sent(a, tile.m0, tile.n0, room, acc);
+    else
+        write_tile(a, tile.m0, tile.n0, acc);
+}
+
 #else
 
-__device__ static void gemm_tile(const tern_cuda_gemm &)
+template <bool SENT> __device__ static void gemm_tile(const tern_cuda_gemm &)
 {
     __trap(); /* the host starts it on cards of 9.0 alone */
 }
@@ -156,5 +236,10 @@ __device__ static void gemm_tile(const tern_cuda_gemm &)
 
 TERN_CUDA_KERNEL_BEGIN(gemm_90, tern_cuda_gemm, 256, 1)
 {
-    gemm_tile(a);
+    gemm_tile<false>(a);
+}
+
+TERN_CUDA_KERNEL_BEGIN(gemm_90_sent, tern_cuda_gemm, 256, 1)
+{
+    gemm_tile<true>(a);
 }

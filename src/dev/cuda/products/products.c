@@ -8,6 +8,7 @@
 #define DENSE_BYTES    ((size_t)128 << 20) /* of weights written out at a time */
 #define TILE           128
 #define TILE_SHARED    (3 * 2 * TILE * 64 * 2)
+#define FEW_UNITS      32  /* of 256 inputs */
 #define TILE_90        256 /* of columns, on cards of compute capability 9.0 */
 #define TILE_90_SHARED (4 * (TILE + TILE_90) * 64 * 2 + 1024)
 
@@ -250,7 +251,9 @@ static bool pair_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
     const int x = (a->n_rows + 15) / 16, slots = d->card->processors / (x * n_z),
               y = a->n_panels < slots ? a->n_panels : slots;
     const int64_t each = (int64_t)a->n_panels * units * x * n_z / d->card->processors;
-    if (!p.weights || a->n_rows <= TERN_CUDA_LANES || each < p.least || (resident > most && streamed > most))
+    /* Or long panels, one to a processor at most: by one row's way it would have half as many warps. */
+    const bool few = a->n_panels * x * n_z <= d->card->processors && units >= FEW_UNITS;
+    if (!p.weights || a->n_rows <= TERN_CUDA_LANES || (each < p.least && !few) || (resident > most && streamed > most))
         return false;
     tern_cuda_launch(d, (enum tern_cuda_kernel)((int)p.kernel + (resident > most)), (unsigned)x, (unsigned)(y ? y : 1),
                      (unsigned)n_z, parts * 64, resident > most ? streamed : resident, a, sizeof *a);
@@ -484,14 +487,14 @@ static void exact_columns(struct tern_cuda *d, const struct tern_matmul *m, stru
 
 static void halve_rows(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k)
 {
-    const struct tern_cuda_half a = {.to = d->half,
+    const struct tern_cuda_half a = {.half = d->half,
                                      .pitch = tern_cuda_pitch(k),
                                      .scale = d->half_scale,
                                      .x = tern_cuda_rows_at(x),
                                      .stride = x.stride,
                                      .k = k,
                                      .per_row = 1};
-    tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_rows, 1, 1, 256, 0, &a, sizeof a);
+    tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_rows, 1, 1, TERN_CUDA_HALF_THREADS, 0, &a, sizeof a);
 }
 
 static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,
@@ -500,18 +503,17 @@ static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_
     int n_f32 = 0;
     for (int i = 0; i < n_m; i++)
         n_f32 += d->limits.exact || m[i].f32;
-    bool packed = d->halved == tern_cuda_rows_at(x) ||
-                  (n_f32 < n_m && n_rows == n_wide && tern_cuda_halves_before(d, x, n_rows, m[0].w->k, n_f32 > 0));
+    const bool packed =
+        d->halved == tern_cuda_rows_at(x) ||
+        (n_f32 < n_m && n_rows == n_wide && tern_cuda_halves_before(d, x, n_rows, m[0].w->k, n_f32 > 0));
     d->halved = 0;
+    if (!packed && n_f32 < n_m)
+        halve_rows(d, x, n_wide, m[0].w->k);
     for (int i = 0; i < n_m;) {
-        if (d->limits.exact || m[i].f32) {
+        if (d->limits.exact || m[i].f32)
             exact_columns(d, &m[i++], x, n_wide);
-            continue;
-        }
-        if (!packed)
-            halve_rows(d, x, n_wide, m[i].w->k);
-        packed = true;
-        i += gemms(d, m + i, n_m - i, n_wide);
+        else
+            i += gemms(d, m + i, n_m - i, n_wide);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "dev/cuda/together/together.h"
 
 /* One matrix of panels (kernel/pack.h), its layout and what struct tern_packed says of it. */
 struct tern_cuda_matrix {
@@ -99,10 +100,12 @@ struct tern_cuda_dense_args {
     int32_t row0, n_rows;
 };
 
-/* Prompt rows in 16-bit floats: to[row][pitch] = x * 2^-e, scale[row] = 2^e, 0 behind k.  rows: of x, or 0: in order.
+#define TERN_CUDA_HALF_THREADS 512
+
+/* Prompt rows in 16-bit floats: half[row][pitch] = x * 2^-e, scale[row] = 2^e, 0 behind k.  rows: of x, or 0: in order.
  */
 struct tern_cuda_half {
-    uint64_t to, pitch, scale, x, stride;
+    uint64_t half, pitch, scale, x, stride;
     uint64_t rows;
     int32_t k, per_row;
 };
@@ -116,11 +119,14 @@ struct tern_cuda_gemm_out {
 #define TERN_CUDA_GEMM_OUTS 4
 
 /* y[row][col] = scale[row] * sum of x[row][i] * w[col][i] (+ bias), rows of 16-bit floats, i a multiple of 64.  Columns
- * of several products, n with those between that belong to none. */
+ * of several products, n with those between that belong to none.  to (gemm_90_sent): the only product goes there, to
+ * the rows of several cards, which begin at multiples of four numbers. */
 struct tern_cuda_gemm {
     uint64_t x, x_pitch, scale, w, w_pitch;
     struct tern_cuda_gemm_out out[TERN_CUDA_GEMM_OUTS];
     int32_t n_rows, n, k, n_out;
+    int32_t n_to, unused;
+    uint64_t to[TERN_CUDA_TOGETHER];
     /* Groups (experts): block z is group z of `groups`: {first row, rows}; w_group numbers from one matrix to the next.
      */
     uint64_t groups, w_group;

@@ -6,19 +6,28 @@
 #include "dev/cuda/products/products.h"
 #include "dev/cuda/together/for_products.h"
 
-#define FLAGS ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_BLOCKS * sizeof(uint64_t))
+#define FLAGS ((size_t)TERN_CUDA_TOGETHER * TERN_CUDA_TOGETHER_FLAGS * sizeof(uint64_t))
 #define STAGES                                                                                            \
     (((size_t)TERN_CUDA_TOGETHER_STAGE * 2 + (size_t)TERN_CUDA_TOGETHER_CHAIN * TERN_CUDA_TOGETHER_ROW) * \
      sizeof(uint64_t)) /* with the places of chains */
-#define PENDING 400    /* kernels that wait to be queued: the driver takes about a thousand before it waits itself */
+#define PENDING 400    /* kernels that wait to be queued, behind which a gather starts them */
 #define MOST    4096   /* gathers of a step */
 #define SOON    400    /* gathers before numbers wrap for the first time: soon, so that no test leaves it out */
 
 _Static_assert(TERN_CUDA_TOGETHER == TERN_DEV_CARDS, "a card each");
 
-void tern_cuda_start(struct tern_dev *dev)
+/* The driver takes about a thousand kernels of a card, then it waits itself.  Cards wait for each other, so all need
+ * theirs up to a gather before any gets more than that behind it.  An operation may be so many kernels alone: where
+ * lists are long, they go out up to the last gather first, which is never more than PENDING and what came with one. */
+void tern_cuda_start(struct tern_dev *const *devs, int n)
 {
-    tern_cuda_flush(tern_cuda_of(dev));
+    bool turns = false;
+    for (int i = 0; i < n; i++)
+        turns = turns || tern_cuda_of(devs[i])->list.n > TERN_CUDA_TURN;
+    for (int i = 0; turns && i < n; i++)
+        tern_cuda_flush_before(tern_cuda_of(devs[i]), tern_cuda_of(devs[i])->together.behind);
+    for (int i = 0; i < n; i++)
+        tern_cuda_flush(tern_cuda_of(devs[i]));
 }
 
 /* May the one work in the other's memory? */
@@ -166,7 +175,11 @@ static void for_product(struct tern_dev *const *devs, int n, const struct tern_d
                         int n_rows)
 {
     struct tern_cuda_for_products a = {.g = {.stride = x[0].stride, .n_cards = n, .n_rows = n_rows, .meets = 1}};
-    const int blocks = n_rows < TERN_CUDA_TOGETHER_BLOCKS ? n_rows : TERN_CUDA_TOGETHER_BLOCKS;
+    /* A row waits for the other cards, and another row of the processor goes on meanwhile. */
+    int blocks = n_rows < TERN_CUDA_TOGETHER_FLAGS ? n_rows : TERN_CUDA_TOGETHER_FLAGS;
+    for (int i = 0; i < n; i++)
+        blocks =
+            blocks < 2 * tern_cuda_of(devs[i])->card->processors ? blocks : 2 * tern_cuda_of(devs[i])->card->processors;
     memcpy(a.g.bound, bound, (size_t)(n + 1) * sizeof *bound);
     a.pitch = tern_cuda_pitch(bound[n]);
     tell_cards(&a.g, devs, n, x, true);
@@ -182,29 +195,75 @@ static void for_product(struct tern_dev *const *devs, int n, const struct tern_d
     }
 }
 
-/* Cards wait for each other, so each must get its kernels before the queue of another is full. */
-static void start_all(struct tern_dev *const *devs, int n)
+static const int none[TERN_DEV_CARDS + 1]; /* bounds of a gather of nothing, by which cards meet */
+
+/* The call by which card i multiplied just its columns of these rows, if it is its last one and could write them to all
+ * cards. */
+static const struct tern_cuda_gemm *product_of(const struct tern_cuda *d, struct tern_dev_rows x, const int *bound,
+                                               int i, int n_rows)
 {
-    if (tern_cuda_of(devs[0])->list.n >= PENDING)
-        for (int i = 0; i < n; i++)
-            tern_cuda_flush(tern_cuda_of(devs[i]));
+    const struct tern_cuda_gemm *a = tern_cuda_last_call(d, TERN_CUDA_K_gemm_90);
+    const tern_cu_address rows = tern_cuda_rows_at(x);
+    return a && a->n_out == 1 && a->n_rows == n_rows && a->n == bound[i + 1] - bound[i] &&
+                   a->out[0].y == rows + (size_t)bound[i] * sizeof(float) && a->out[0].y_stride == x.stride &&
+                   rows % 16 == 0 && x.stride % 4 == 0 && bound[i] % 4 == 0
+               ? a
+               : NULL;
+}
+
+/* Rows that a product has just been asked for go to all cards as it makes them: false where they cannot. */
+static bool send_product(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
+                         int n_rows)
+{
+    struct tern_cuda_call call[TERN_DEV_CARDS];
+    struct tern_cuda_gemm a[TERN_DEV_CARDS];
+    for (int i = 0; i < n; i++)
+        if (!product_of(tern_cuda_of(devs[i]), x[i], bound, i, n_rows))
+            return false;
+    for (int i = 0; i < n; i++) {
+        struct tern_cuda *d = tern_cuda_of(devs[i]);
+        call[i] = d->list.calls[d->list.n - 1];
+        a[i] = *product_of(d, x[i], bound, i, n_rows);
+        tern_cuda_drop_last(d);
+        a[i].n_to = n;
+        for (int j = 0; j < n; j++)
+            a[i].to[j] = tern_cuda_rows_at(x[j]) + (size_t)bound[i] * sizeof(float);
+    }
+    queue(devs, n, x, none, 0, false); /* all are done with what these rows held */
+    for (int i = 0; i < n; i++)
+        tern_cuda_launch(tern_cuda_of(devs[i]), TERN_CUDA_K_gemm_90_sent, call[i].grid[0], 1, 1, call[i].block,
+                         call[i].shared, &a[i], sizeof a[i]);
+    queue(devs, n, x, none, 0, false); /* and have what they hold now */
+    return true;
+}
+
+/* A gather ends: kernels go out where there are many. */
+static void end_gather(struct tern_dev *const *devs, int n)
+{
+    bool now = false;
+    for (int i = 0; i < n; i++)
+        now = now || tern_cuda_of(devs[i])->list.n >= PENDING;
+    if (now)
+        tern_cuda_start(devs, n);
+    for (int i = 0; i < n; i++)
+        tern_cuda_of(devs[i])->together.behind = tern_cuda_of(devs[i])->list.n;
 }
 
 /* Through the stages; or straight, when all have said that they are done with what the rows held. */
 bool tern_cuda_gather_rows(struct tern_dev *const *devs, int n, const struct tern_dev_rows *x, const int *bound,
                            int n_rows, bool product)
 {
-    static const int none[TERN_DEV_CARDS + 1];
     const bool staged = (size_t)n_rows * tern_round_up((size_t)bound[n], 128) <= TERN_CUDA_TOGETHER_STAGE;
     product = product && may_halve(tern_cuda_of(devs[0]), n_rows);
-    if ((!staged && !product) || tern_cuda_of(devs[0])->together.cleared)
+    const bool sent = !staged && !product && send_product(devs, n, x, bound, n_rows);
+    if (!sent && ((!staged && !product) || tern_cuda_of(devs[0])->together.cleared))
         queue(devs, n, x, none, 0, false);
     for (int i = 0; i < n; i++)
         tern_cuda_of(devs[i])->together.cleared = 0;
     if (product)
         for_product(devs, n, x, bound, n_rows);
-    else
+    else if (!sent)
         queue(devs, n, x, bound, n_rows, staged);
-    start_all(devs, n);
+    end_gather(devs, n);
     return !product;
 }

@@ -146,7 +146,7 @@ __device__ static inline float row_top(const tern_cuda_together &g, uint64_t num
     return own;
 }
 
-TERN_CUDA_KERNEL_BEGIN(for_products, tern_cuda_for_products, FOR_THREADS, 1)
+TERN_CUDA_KERNEL_BEGIN(for_products, tern_cuda_for_products, FOR_THREADS, 2)
 {
     const tern_cuda_together &g = a.g;
     const uint64_t number = number_of(g);

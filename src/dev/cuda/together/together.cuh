@@ -142,8 +142,8 @@ __device__ static inline void meet(const tern_cuda_together &a, uint64_t number)
     __threadfence_system();
     __syncthreads();
     if (other < a.n_cards && other != a.self) {
-        const uint64_t *mine = cuda_at<const uint64_t>(a.flags[a.self]) + other * TERN_CUDA_TOGETHER_BLOCKS;
-        say(cuda_at<uint64_t>(a.flags[other]) + a.self * TERN_CUDA_TOGETHER_BLOCKS + blockIdx.x, number);
+        const uint64_t *mine = cuda_at<const uint64_t>(a.flags[a.self]) + other * TERN_CUDA_TOGETHER_FLAGS;
+        say(cuda_at<uint64_t>(a.flags[other]) + a.self * TERN_CUDA_TOGETHER_FLAGS + blockIdx.x, number);
         wait_for(mine + blockIdx.x, number);
     }
     __syncthreads();

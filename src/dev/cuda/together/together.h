@@ -10,7 +10,9 @@ enum tern_cuda_gate { TERN_CUDA_SILU = 16, TERN_CUDA_GELU, TERN_CUDA_SIGMOID };
 
 #define TERN_CUDA_TOGETHER        8       /* cards */
 #define TERN_CUDA_TOGETHER_BLOCKS 128     /* most of a gather: all of them run at once */
+#define TERN_CUDA_TOGETHER_FLAGS  256     /* of each card: most blocks of for_products, two to a processor */
 #define TERN_CUDA_TOGETHER_STAGE  1048576 /* numbers of each of the two stages, a word of eight bytes each */
+#define TERN_CUDA_TURN            800     /* kernels of a list that goes out at once */
 #define TERN_CUDA_TOGETHER_CHAIN  4       /* places for rows of chains (products/chain.h), behind the stages */
 #define TERN_CUDA_TOGETHER_ROW    32768   /* words of each of them */
 
@@ -36,7 +38,7 @@ enum tern_cuda_gate { TERN_CUDA_SILU = 16, TERN_CUDA_GELU, TERN_CUDA_SIGMOID };
  * the last gather, and never less. */
 struct tern_cuda_together {
     uint64_t x[TERN_CUDA_TOGETHER];     /* the rows, of each card */
-    uint64_t flags[TERN_CUDA_TOGETHER]; /* of each card: uint64_t [cards][blocks] */
+    uint64_t flags[TERN_CUDA_TOGETHER]; /* of each card: uint64_t [cards][flags] */
     uint64_t stage[TERN_CUDA_TOGETHER]; /* both, of each card, rows `pitch` words apart; 0: straight */
     uint64_t number;                    /* of the step's first gather, in this card's memory */
     uint64_t q8, row_bytes;             /* rows as int8 besides (rows.h), whole; 0: not */
