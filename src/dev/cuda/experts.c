@@ -200,7 +200,7 @@ static void decode_down(const struct work *w)
 /* Pairs as 16-bit floats: rows of `x`, or those of row_of. */
 static void halves(const struct work *w, tern_cu_address x, size_t stride, int k, bool by_row_of)
 {
-    const struct tern_cuda_half a = {.half = w->d->half,
+    const struct tern_cuda_half a = {.to = w->d->half,
                                      .pitch = tern_cuda_pitch(k),
                                      .scale = w->d->half_scale,
                                      .x = x,
@@ -208,7 +208,7 @@ static void halves(const struct work *w, tern_cu_address x, size_t stride, int k
                                      .rows = by_row_of ? w->p.row_of : 0,
                                      .k = k,
                                      .per_row = by_row_of ? w->e->n_active : 1};
-    tern_cuda_launch(w->d, TERN_CUDA_K_half, (unsigned)w->n_pairs, 1, 1, TERN_CUDA_HALF_THREADS, 0, &a, sizeof a);
+    tern_cuda_launch(w->d, TERN_CUDA_K_half, (unsigned)w->n_pairs, 1, 1, 256, 0, &a, sizeof a);
 }
 
 /* y[pair] = x[pair] . matrix of its expert, as many experts at a time as can be written out. */

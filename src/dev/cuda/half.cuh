@@ -4,7 +4,6 @@
 #define TERN_DEV_CUDA_HALF_CUH
 
 #include <cuda_fp16.h>
-#include "dev/cuda/four.cuh"
 #include "dev/cuda/kernel.cuh"
 #include "dev/cuda/products/products.h"
 
@@ -28,46 +27,6 @@ __device__ static inline void store_halves(__half *to, float4 v, float by)
     out.x = *reinterpret_cast<const uint32_t *>(&lo);
     out.y = *reinterpret_cast<const uint32_t *>(&hi);
     *reinterpret_cast<uint2 *>(to) = out;
-}
-
-/* One number of all threads' v, put together by op in an order that is always the same. */
-template <int THREADS, class OP> __device__ static inline float of_block(float v, const OP &op)
-{
-    __shared__ float part[THREADS / 32];
-    for (int step = 16; step; step /= 2)
-        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = part[threadIdx.x % (THREADS / 32)];
-    for (int step = THREADS / 64; step; step /= 2)
-        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    return v;
-}
-
-/* A row of n numbers in 16 bits, by all threads: each has kept its first fours, KEPT of them, 0 behind n; rest(i) tells the
- * others.  to: half, pitch and scale. */
-template <int THREADS, int KEPT, class ARGS, class REST>
-__device__ static inline void halve_row(const ARGS &to, int row, int n, const float4 kept[KEPT], const REST &rest)
-{
-    const int first = threadIdx.x * 4, pitch = (int)to.pitch;
-    __half *out = cuda_at<__half>(to.half) + row * to.pitch;
-    float top = 0;
-#pragma unroll
-    for (int j = 0; j < KEPT; j++)
-        top = most_of(top, kept[j]);
-    for (int i = first + KEPT * THREADS * 4; i < n; i += THREADS * 4)
-        top = most_of(top, rest(i));
-    const int e = half_exponent(of_block<THREADS>(top, [](float a, float b) { return fmaxf(a, b); }));
-    const float by = exp2f((float)-e);
-    if (threadIdx.x == 0)
-        cuda_at<float>(to.scale)[row] = exp2f((float)e);
-#pragma unroll
-    for (int j = 0; j < KEPT; j++)
-        if (first + j * THREADS * 4 < pitch)
-            store_halves(out + first + j * THREADS * 4, kept[j], by);
-    for (int i = first + KEPT * THREADS * 4; i < pitch; i += THREADS * 4)
-        store_halves(out + i, rest(i), by);
 }
 
 /* The product that columns from `col` on are of. */

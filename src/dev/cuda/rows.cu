@@ -38,9 +38,29 @@ TERN_CUDA_KERNEL_BEGIN(embed, tern_cuda_embed_args, 256, 1)
 #define NORM_THREADS 512
 #define NORM_KEPT    4 /* of a thread, four numbers each: rows of up to 8192 are read once */
 
+/* One number of all threads' v, put together by op in an order that is always the same. */
+template <class OP> __device__ static inline float of_block(float v, const OP &op)
+{
+    __shared__ float part[NORM_THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[threadIdx.x % (NORM_THREADS / 32)];
+    for (int step = NORM_THREADS / 64; step; step /= 2)
+        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    return v;
+}
+
 __device__ static inline float block_sum(float v)
 {
-    return of_block<NORM_THREADS>(v, [](float a, float b) { return __fadd_rn(a, b); });
+    return of_block(v, [](float a, float b) { return __fadd_rn(a, b); });
+}
+
+__device__ static inline float block_most(float v)
+{
+    return of_block(v, [](float a, float b) { return fmaxf(a, b); });
 }
 
 /* v * by * f, as int8 too. */
@@ -53,6 +73,30 @@ __device__ static inline float4 norm_output(const tern_cuda_norm_args &a, int ro
     if (FEW && a.q8) /* all threads, for whole blocks are quantised together */
         quantize_four(cuda_at<uint8_t>(a.q8), a.row_bytes, a.lanes, row, a.n, i / 32, i / 4 % 8, v, i < a.n);
     return v;
+}
+
+/* A row in 16 bits, by all threads: each has kept its first fours, KEPT of them, 0 behind n; rest(i) tells the others. */
+template <int KEPT, class ARGS, class REST>
+__device__ static inline void halve_row(const ARGS &to, int row, int n, const float4 kept[KEPT], const REST &rest)
+{
+    const int first = threadIdx.x * 4, pitch = (int)to.pitch;
+    __half *out = cuda_at<__half>(to.half) + row * to.pitch;
+    float top = 0;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++)
+        top = most_of(top, kept[j]);
+    for (int i = first + KEPT * NORM_THREADS * 4; i < n; i += NORM_THREADS * 4)
+        top = most_of(top, rest(i));
+    const int e = half_exponent(block_most(top));
+    const float by = exp2f((float)-e);
+    if (threadIdx.x == 0)
+        cuda_at<float>(to.scale)[row] = exp2f((float)e);
+#pragma unroll
+    for (int j = 0; j < KEPT; j++)
+        if (first + j * NORM_THREADS * 4 < pitch)
+            store_halves(out + first + j * NORM_THREADS * 4, kept[j], by);
+    for (int i = first + KEPT * NORM_THREADS * 4; i < pitch; i += NORM_THREADS * 4)
+        store_halves(out + i, rest(i), by);
 }
 
 __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row, int i)
@@ -136,7 +180,7 @@ template <bool FEW> __device__ static inline void norm_row(const tern_cuda_norm_
     }
     if (a.half) { /* a thread reads again what it wrote */
         const float *y = cuda_at<const float>(a.y) + row * a.y_stride;
-        halve_row<NORM_THREADS, KEPT>(a, row, a.n, kept, [&](int i) { return load_four(y, i, a.n); });
+        halve_row<KEPT>(a, row, a.n, kept, [&](int i) { return load_four(y, i, a.n); });
     }
 }
 
@@ -201,7 +245,7 @@ TERN_CUDA_KERNEL_BEGIN(glu_half, tern_cuda_glu_half, NORM_THREADS, 2)
 #pragma unroll
     for (int j = 0; j < GLU_KEPT; j++)
         kept[j] = output((threadIdx.x + j * NORM_THREADS) * 4);
-    halve_row<NORM_THREADS, GLU_KEPT>(a, row, a.n, kept, output);
+    halve_row<GLU_KEPT>(a, row, a.n, kept, output);
 }
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */

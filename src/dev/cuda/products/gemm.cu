@@ -8,25 +8,32 @@
 
 /* ---- rows in 16-bit floats --------------------------------------------------------------------------------------- */
 
-#define HALF_THREADS TERN_CUDA_HALF_THREADS
-#define HALF_KEPT    8 /* of a thread, four numbers each: rows of up to 16,384 are read once */
-
-TERN_CUDA_KERNEL_BEGIN(half, tern_cuda_half, HALF_THREADS, 2)
+TERN_CUDA_KERNEL_BEGIN(half, tern_cuda_half, 256, 1)
 {
+    __shared__ float part[8];
     cuda_wait();
     const int row = blockIdx.x;
     const uint64_t from = a.rows ? cuda_at<const int32_t>(a.rows)[row] / a.per_row : row;
     const float *x = cuda_at<const float>(a.x) + from * a.stride;
-    const bool fours = reinterpret_cast<uintptr_t>(x) % 16 == 0;
-    float4 kept[HALF_KEPT];
-    const auto number = [&](int i) { return i < a.k ? x[i] : 0; };
-    const auto four = [&](int i) {
-        return fours ? load_four(x, i, a.k) : make_float4(number(i), number(i + 1), number(i + 2), number(i + 3));
-    };
-#pragma unroll
-    for (int j = 0; j < HALF_KEPT; j++)
-        kept[j] = four(((int)threadIdx.x + j * HALF_THREADS) * 4);
-    halve_row<HALF_THREADS, HALF_KEPT>(a, row, a.k, kept, four);
+    float top = 0;
+    for (int i = threadIdx.x; i < a.k; i += 256)
+        top = fmaxf(top, fabsf(x[i]));
+    for (int step = 16; step; step /= 2)
+        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = top;
+    __syncthreads();
+    for (int w = 0; w < 8; w++)
+        top = fmaxf(top, part[w]);
+    const int e = half_exponent(top);
+    const float by = exp2f((float)-e);
+    if (threadIdx.x == 0)
+        cuda_at<float>(a.scale)[row] = exp2f((float)e);
+    __half2 *to = reinterpret_cast<__half2 *>(cuda_at<__half>(a.to) + row * a.pitch);
+    for (int i = threadIdx.x * 2; i < (int)a.pitch; i += 512) {
+        const float lo = i < a.k ? x[i] * by : 0, hi = i + 1 < a.k ? x[i + 1] * by : 0;
+        to[i / 2] = __floats2half2_rn(lo, hi);
+    }
 }
 
 /* ---- tensor cores ------------------------------------------------------------------------------------------------ */

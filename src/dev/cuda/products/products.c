@@ -487,14 +487,14 @@ static void exact_columns(struct tern_cuda *d, const struct tern_matmul *m, stru
 
 static void halve_rows(struct tern_cuda *d, struct tern_dev_rows x, int n_rows, int k)
 {
-    const struct tern_cuda_half a = {.half = d->half,
+    const struct tern_cuda_half a = {.to = d->half,
                                      .pitch = tern_cuda_pitch(k),
                                      .scale = d->half_scale,
                                      .x = tern_cuda_rows_at(x),
                                      .stride = x.stride,
                                      .k = k,
                                      .per_row = 1};
-    tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_rows, 1, 1, TERN_CUDA_HALF_THREADS, 0, &a, sizeof a);
+    tern_cuda_launch(d, TERN_CUDA_K_half, (unsigned)n_rows, 1, 1, 256, 0, &a, sizeof a);
 }
 
 static void prompt_rows(struct tern_cuda *d, const struct tern_matmul *m, int n_m, struct tern_dev_rows x, int n_rows,

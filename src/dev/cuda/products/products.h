@@ -100,12 +100,10 @@ struct tern_cuda_dense_args {
     int32_t row0, n_rows;
 };
 
-#define TERN_CUDA_HALF_THREADS 512
-
-/* Prompt rows in 16-bit floats: half[row][pitch] = x * 2^-e, scale[row] = 2^e, 0 behind k.  rows: of x, or 0: in order.
+/* Prompt rows in 16-bit floats: to[row][pitch] = x * 2^-e, scale[row] = 2^e, 0 behind k.  rows: of x, or 0: in order.
  */
 struct tern_cuda_half {
-    uint64_t half, pitch, scale, x, stride;
+    uint64_t to, pitch, scale, x, stride;
     uint64_t rows;
     int32_t k, per_row;
 };
