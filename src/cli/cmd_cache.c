@@ -98,7 +98,7 @@ static int open_part(const char *path, const struct kind **kind, struct stat *st
         return -1;
     *kind = fstat(fd, st) == 0 && S_ISREG(st->st_mode) ? kind_of_part(fd, path, st) : NULL;
     if (*kind) {
-        *busy = flock(fd, LOCK_EX | LOCK_NB) < 0;
+        *busy = flock(fd, LOCK_SH | LOCK_NB) < 0; /* shared: others may look at the same time */
         return fd;
     }
     (void)close(fd);
@@ -127,10 +127,11 @@ static int add(struct cache *c, const char *path, bool beside, tern_error *err)
     if (!kind || is_listed(c, path))
         return 0;
     struct entry e = {.path = strdup(path), .kind = kind, .bytes = (double)st.st_size, .part = fd >= 0, .busy = busy};
-    size_t n = strlen(path), suffix = strlen(kind->suffix);
+    const char *tmp = e.part ? tmp_suffix(path) : NULL;
+    size_t n = tmp ? (size_t)(tmp - path) : strlen(path), suffix = strlen(kind->suffix);
     if (!e.path)
         TERN_FAIL(err, TERN_ENOMEM, "cannot allocate the list of files");
-    if (beside && n > suffix && strcmp(path + n - suffix, kind->suffix) == 0) {
+    if (beside && n > suffix && memcmp(path + n - suffix, kind->suffix, suffix) == 0) {
         e.path[n - suffix] = 0;
         e.orphan = access(e.path, F_OK) < 0;
         e.path[n - suffix] = kind->suffix[0];
@@ -335,10 +336,11 @@ int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
             bytes += c.v[i].bytes;
             rc = tern_out_printf(err, "%10s  %-16s  %s%s\n", tern_size_text(c.v[i].bytes), c.v[i].kind->name,
                                  tern_shown(c.v[i].path),
-                                 c.v[i].busy     ? " (being written)"
-                                 : c.v[i].part   ? " (unfinished: the run that wrote it was interrupted)"
-                                 : c.v[i].orphan ? " (its model is gone)"
-                                                 : "");
+                                 c.v[i].busy                    ? " (being written)"
+                                 : c.v[i].part && c.v[i].orphan ? " (unfinished, and its model is gone)"
+                                 : c.v[i].part                  ? " (unfinished: the run that wrote it was interrupted)"
+                                 : c.v[i].orphan                ? " (its model is gone)"
+                                                                : "");
         }
         tern_note("%zu files, %s; what is not beside a model lies in %s", c.n, tern_size_text(bytes),
                   tern_shown(c.folder.p));

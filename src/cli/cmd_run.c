@@ -77,7 +77,7 @@ static int read_whole_prompt(struct run *r, tern_error *err)
 {
     const int rc = read_prompt(r, err);
     if (rc == 0 && !r->prompt.len && !r->a->v[TERN_OPT_RAW].n)
-        return tern_cli_usage(err, "the prompt is empty (--raw takes one)");
+        return tern_cli_usage(err, "the prompt is empty");
     return rc;
 }
 

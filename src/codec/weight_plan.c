@@ -60,7 +60,10 @@ int tern_weight_rows(struct tern_weight_source *out, const struct tern_weight_so
                      tern_error *err)
 {
     const struct weight_type *t = s->form == TERN_FORM_PLAIN ? tern_weight_type(s->type) : NULL;
-    bool whole = s->form == TERN_FORM_PLAIN ? t && row0 * k % t->elems == 0 : tern_weight_form_divides(s, row0);
+    if (s->form == TERN_FORM_PLAIN && !t)
+        return tern_err_set(err, TERN_EUNSUPPORTED, "tensor %s has the type %s, in which no weights are read", s->name,
+                            tern_type_name(s->type));
+    bool whole = s->form == TERN_FORM_PLAIN ? row0 * k % t->elems == 0 : tern_weight_form_divides(s, row0);
     if (!whole || (s->factors && s->factor_rows && row0 % s->factor_rows))
         return tern_err_set(err, TERN_EUNSUPPORTED, "tensor %s cannot be divided at row %lld", s->name,
                             (long long)row0);

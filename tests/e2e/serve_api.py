@@ -182,6 +182,8 @@ def test_reasoning(s):
     a = s.chat(logit_bias={str(THINK): 500}, max_tokens=1).json
     m = a["choices"][0]["message"]
     same((m.get("reasoning_content"), m["content"]), ("Well.", ""), "reasoning")
+    m = s.chat(logit_bias={str(THINK): 500}, max_tokens=1, reasoning_format="none").json["choices"][0]["message"]
+    check("Well." in m["content"] and "reasoning_content" not in m, "reasoning that stays in the text", m)
     deltas = [c["choices"][0]["delta"] for c in chunks_of(s, {
         "messages": [{"role": "user", "content": "x"}], "stream": True, "logit_bias": {str(THINK): 500},
         "max_tokens": 1, "temperature": 0})]

@@ -126,15 +126,16 @@ USER = [{"role": "user", "content": "a"}]
 # What other servers have and this one has not, and what asks for nothing of it.
 ELSEWHERE = [("bad_words", ["a"]), ("prompt_logprobs", 1), ("prompt_logprobs", 0), ("skip_special_tokens", False),
              ("use_beam_search", True), ("length_penalty", 1.5), ("truncate_prompt_tokens", 5), ("cache_salt", "x"),
-             ("return_token_ids", True), ("return_tokens_as_token_ids", True), ("logits_processors", ["x"]), ("n_predict", 5),
+             ("return_token_ids", True), ("return_tokens_as_token_ids", True), ("logits_processors", ["x"]), ("n_predict", -3), ("n_predict", 5),
              ("typical_p", 0.9), ("top_n_sigma", 1), ("mirostat", 2), ("dynatemp_range", 0.5), ("dry_multiplier", 0.8),
-             ("samplers", ["top_k"]), ("n_probs", 3), ("post_sampling_probs", True), ("t_max_predict_ms", 100),
+             ("samplers", ["top_k"]), ("samplers", "tkpmx"), ("n_probs", 3), ("post_sampling_probs", True), ("t_max_predict_ms", 100),
              ("lora", [{"id": 0, "scale": 1}]), ("skip_special_tokens", "x")]
-CHAT_ELSEWHERE = [("reasoning_format", "none"), ("include_reasoning", False), ("add_special_tokens", True), ("echo", True),
+CHAT_ELSEWHERE = [("include_reasoning", False), ("add_special_tokens", True), ("echo", True),
                   ("best_of", 2), ("documents", [{"text": "a"}])]
 NOTHING = {"bad_words": [], "prompt_logprobs": None, "skip_special_tokens": True, "use_beam_search": False, "length_penalty": 1.0,
            "early_stopping": False, "typical_p": 1, "top_n_sigma": -1, "mirostat": 0, "dynatemp_range": 0, "dry_multiplier": 0,
            "n_probs": 0, "cache_salt": "", "spaces_between_special_tokens": False, "cache_prompt": True, "timings_per_token": True,
+           "n_predict": -1, "samplers": "edskypmxt", "thinking_token_budget": -1, "max_completion_tokens": -1, "logit_bias": [],
            "include_stop_str_in_output": False, "repeat_penalty": 1, "repeat_last_n": 64, "min_tokens": 0, "ignore_eos": False}
 
 
@@ -148,7 +149,7 @@ def chat_rows():
         "messages": ["a", {}, 1, True], "model": [1, {}], "max_tokens": [True, "5", [], 1.5], "n": ["1", True],
         "max_completion_tokens": [False, "x"], "temperature": ["1", True, []], "top_p": ["x", {}], "top_k": ["x", 1.5],
         "min_p": ["x"], "stream": ["true", 1], "stop": [1, {}, [1], [None], True], "seed": ["x", 1.5, []],
-        "presence_penalty": ["x"], "frequency_penalty": [[]], "repetition_penalty": ["x"], "logit_bias": [[], "x", 1],
+        "presence_penalty": ["x"], "frequency_penalty": [[]], "repetition_penalty": ["x"], "logit_bias": [[1], "x", 1],
         "logprobs": [1, "x"], "top_logprobs": ["x", True], "tools": [{}, "x"], "tool_choice": [1, [], "maybe"],
         "parallel_tool_calls": [1], "response_format": ["json", []], "stream_options": [1, []], "user": [1],
         "metadata": ["x"], "store": ["x"], "reasoning_effort": [1, "a lot"], "chat_template_kwargs": ["x"],
@@ -158,7 +159,7 @@ def chat_rows():
         for v in values:
             yield {field: v}, field
     ranges = {
-        "max_tokens": [0, -2, -BIG], "max_completion_tokens": [-1], "temperature": [-1, 1e9], "top_k": [-5, 2**31],
+        "max_tokens": [0, -2, -BIG], "max_completion_tokens": [-2], "temperature": [-1, 1e9], "top_k": [-5, 2**31],
         "top_p": [-0.1, 1.5], "n": [0, -1, 10**9, 17], "top_logprobs": [-1, 10**6], "min_tokens": [-1],
         "stop": [[""], ["x"] * 100000, "a" * 5000], "logit_bias": [{"99999": 1}, {"-1": 1}, {"x": 1}, {"": 1},
                                                                       {"1": "x"}, {"1": 1e9}, {"1": None}],
@@ -260,7 +261,13 @@ def test_elsewhere(s):
         a = s.complete("a", max_tokens=3, **change)
         same((a.status, a.json.get("choices")), (200, plain), change, a.body[:200])
         same(s.chat(max_tokens=1, **change).status, 200, change)
-    for change in ({"reasoning_format": "auto"}, {"include_reasoning": True}, {"add_special_tokens": False}, {"echo": False}, {"best_of": 1}):
+    usual = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+    same(s.complete("a", max_tokens=3, samplers=usual).json["choices"], plain, "samplers in their usual order")
+    one = s.post("/v1/completions", {"prompt": "a", "n_predict": 3, "temperature": 0}).json["usage"]["completion_tokens"]
+    same(one, 3, "n_predict is max_tokens")
+    two = s.complete("a", max_tokens=3, repeat_penalty=1.5, repetition_penalty=1)
+    same((two.status, two.json["choices"]), (200, s.complete("a", max_tokens=3, repeat_penalty=1.5).json["choices"]), "one of two penalties")
+    for change in ({"reasoning_format": "auto"}, {"reasoning_format": "none"}, {"include_reasoning": True}, {"add_special_tokens": False}, {"echo": False}, {"best_of": 1}):
         same(s.chat(max_tokens=1, **change).status, 200, change)
 
 

@@ -61,6 +61,11 @@ def test_half_closed(s):
     check(got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), "a stream", got[-200:])
     for _ in range(20):
         check(b'"status"' in half_closed(s.socket(), wire("/health")), "an answer at once")
+    at = time.monotonic()
+    got = half_closed(s.socket(), wire("/v1/completions", body).replace(b"Connection: close\r\n", b"") + b"\r\n")
+    check(b"A" * 300 in got and time.monotonic() - at < 20, "an empty line behind the body", got[:200])
+    got = half_closed(s.socket(), b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300 + b"GET /x")
+    same(got.count(b"HTTP/1.1 200 OK"), 300, "what stands in front of half a request")
     got = half_closed(s.socket(), (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + wire("/v1/completions", body)) * 2)
     same((got.count(b"HTTP/1.1 200 OK"), got.count(b"AAAA" * 75)), (2, 1), "requests that were sent ahead, up to Connection: close")
     same(s.metric("tern_http_disconnects_total"), before, "nobody has left")

@@ -71,6 +71,12 @@ same "$(json '#files' files.0.path files.0.unfinished files.0.being_written)" "1
 $work/large.gguf.packed.tmp
 true
 false" "the same in JSON"
+mv "$work/large.gguf" "$work/large.away"
+run 0 "$TERN" cache ls --json
+same "$(json files.0.orphan)" "true" "its model is gone"
+run 0 "$TERN" cache ls
+grep -q "large.gguf.packed.tmp (unfinished, and its model is gone)" "$out" || say "and it is said"
+mv "$work/large.away" "$work/large.gguf"
 if command -v flock >/dev/null 2>&1; then
     (exec 9<"$work/large.gguf.packed.tmp" && flock 9 && exec sleep 30) &
     writer=$!

@@ -60,6 +60,7 @@ static void make_reply(struct tern_ask *g, const tern_tokens *prompt)
     g->reply =
         (tern_reply_params){.calls = g->tools_json ? NULL : "off",
                             .tools = g->tools_json,
+                            .reasoning = g->reply.reasoning,
                             .begun = g->reply.begun,
                             .seed = g->request.sampler.seed ^ XXH3_64bits(prompt->p, prompt->len * sizeof *prompt->p)};
     g->request.reply = &g->reply;
@@ -219,6 +220,10 @@ static int read_ids(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
     int n_vocab = tern_model_get_info(j->served->model)->n_vocab;
+    /* languages without objects write an empty one as a list */
+    if (g->logit_bias && !json_is_object(g->logit_bias) &&
+        !(json_is_array(g->logit_bias) && json_array_size(g->logit_bias) == 0))
+        return tern_fault_set(f, 400, "invalid_type", "logit_bias", "logit_bias must be an object");
     size_t most_bias = json_object_size(g->logit_bias), n_stop = json_array_size(g->stop_ids);
     if (most_bias > 10000 || n_stop > 1000)
         return tern_fault_set(f, 400, "invalid_value", most_bias > 10000 ? "logit_bias" : "stop_token_ids",
@@ -242,14 +247,15 @@ static int read_ids(struct tern_job *j, struct tern_fault *f)
     return 0;
 }
 
-/* Two names of one thing: the one that llama.cpp has, and vLLM's. */
+/* Two names of one thing: the one that llama.cpp has, and vLLM's.  Where one is 1, nothing, the other counts. */
 static int read_repetition(const struct tern_ask *g, tern_sampler_params *s, struct tern_fault *f)
 {
-    if (!isnan(g->repeat) && !isnan(g->repetition) && g->repeat != g->repetition)
+    const bool one = !isnan(g->repeat) && g->repeat != 1, other = !isnan(g->repetition) && g->repetition != 1;
+    if (one && other && g->repeat != g->repetition)
         return tern_fault_set(f, 400, "invalid_value", "repeat_penalty",
                               "repeat_penalty is another name of repetition_penalty, and both are given");
     if (!isnan(g->repeat) || !isnan(g->repetition))
-        s->repetition_penalty = (float)(isnan(g->repeat) ? g->repetition : g->repeat);
+        s->repetition_penalty = (float)(one ? g->repeat : other ? g->repetition : 1);
     if (g->penalty_last != TERN_ASK_NO_LAST)
         s->penalty_last = (int)g->penalty_last;
     if (g->penalty_last == 0) { /* nothing is looked back at; to the sampler 0 says something else */

@@ -86,7 +86,7 @@ void tern_ask_free(struct tern_ask *g);
         {"repeat_last_n", TERN_FIELD_INT, TERN_ASK_AT(penalty_last), -1, INT32_MAX, NULL},                             \
         {"include_stop_str_in_output", TERN_FIELD_BOOL, TERN_ASK_AT(keep_stop), 0, 0, NULL},                           \
         {"allowed_token_ids", TERN_FIELD_ARR, TERN_ASK_AT(allowed_ids), 0, 0, NULL},                                   \
-        {"logit_bias", TERN_FIELD_OBJ, TERN_ASK_AT(logit_bias), 0, 0, NULL},                                           \
+        {"logit_bias", TERN_FIELD_ANY, TERN_ASK_AT(logit_bias), 0, 0, NULL},                                           \
         {"ignore_eos", TERN_FIELD_BOOL, TERN_ASK_AT(ignore_eos), 0, 0, NULL},                                          \
         {"user", TERN_FIELD_STR, TERN_ASK_AT(user), 0, 0, NULL},                                                       \
         {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},                                                  \
@@ -121,7 +121,7 @@ void tern_ask_free(struct tern_ask *g);
 /* W: the fields of the body by a table.  Common to all APIs that generate. */
 int tern_ask_read(struct tern_job *j, const struct tern_field *table, struct tern_fault *f);
 /* others.c, W: fields of servers with the same API that would change the reply, and are not here. */
-int tern_ask_refuse(struct tern_job *j, struct tern_fault *f);
+int tern_ask_others(struct tern_job *j, struct tern_fault *f);
 /* W: checks what belongs together and fills g->request, all but the prompt. */
 int tern_ask_request(struct tern_job *j, struct tern_fault *f);
 /* W: so many bytes of text can be no prompt, and are not worth being tokenized. */

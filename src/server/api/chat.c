@@ -7,7 +7,7 @@
 static const struct tern_field fields[] = {
     TERN_ASK_COMMON_FIELDS,
     {"messages", TERN_FIELD_ARR, TERN_ASK_AT(messages), 0, 0, NULL},
-    {"max_completion_tokens", TERN_FIELD_INT, TERN_ASK_AT(max_completion_tokens), 0, INT32_MAX, NULL},
+    {"max_completion_tokens", TERN_FIELD_INT, TERN_ASK_AT(max_completion_tokens), -1, INT32_MAX, NULL},
     {"logprobs", TERN_FIELD_BOOL, TERN_ASK_AT(logprobs), 0, 0, NULL},
     {"top_logprobs", TERN_FIELD_INT, TERN_ASK_AT(top_logprobs), 0, TERN_MAX_LOGPROB, NULL},
     {"tools", TERN_FIELD_ARR, TERN_ASK_AT(tools), 0, 0, NULL},
@@ -32,12 +32,11 @@ static const struct tern_field fields[] = {
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    if (tern_ask_read(j, fields, f) < 0 || tern_ask_refuse(j, f) < 0)
+    if (tern_ask_read(j, fields, f) < 0 || tern_ask_others(j, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
     if (g->text && strcmp(g->text, "none") == 0)
-        return tern_fault_set(f, 400, "unsupported_parameter", "reasoning_format",
-                              "reasoning_format: reasoning is always told apart from the reply");
+        g->reply.reasoning = "off"; /* not told apart: it stays in the text */
     if (!g->messages)
         return tern_fault_set(f, 400, "missing_required_parameter", "messages", "messages is missing");
     if (g->max_tokens == 0 || g->max_completion_tokens == 0)

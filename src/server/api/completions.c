@@ -131,11 +131,12 @@ int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, str
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
-    if (tern_ask_read(j, fields, f) < 0 || tern_ask_refuse(j, f) < 0)
+    if (tern_ask_read(j, fields, f) < 0 || tern_ask_others(j, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
     g->logprobs = g->top_logprobs >= 0;
-    if (g->max_tokens == TERN_ASK_UNSET && !json_is_number(json_object_get(j->root, "max_tokens")))
+    if (g->max_tokens == TERN_ASK_UNSET && !json_is_number(json_object_get(j->root, "max_tokens")) &&
+        !json_is_number(json_object_get(j->root, "n_predict")))
         g->max_tokens = 16; /* OpenAI's default */
     tern_ask_name(j, "cmpl-");
     return tern_ask_request(j, f) < 0 ? -1 : tern_ask_prompts(j, g->prompt, "prompt", f);

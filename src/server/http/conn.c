@@ -292,17 +292,34 @@ static bool read_body(struct tern_http_conn *c, struct evbuffer *in)
     return false;
 }
 
+/* The client has closed its side: what is no whole request yet never will be one. */
+static void end_reading(struct tern_http_conn *c)
+{
+    if (evbuffer_get_length(bufferevent_get_output(c->bev)) == 0) {
+        doom(c);
+        return;
+    }
+    c->state = FLUSH;
+    set_deadline(c, 0);
+}
+
 static void read_on(struct tern_http_conn *c)
 {
     struct evbuffer *in = bufferevent_get_input(c->bev);
     bool more = true;
+    size_t before, left;
     while (more) {
         switch (c->state) {
         case HEAD:
-            more = read_head(c, in);
-            break;
         case BODY:
-            more = read_body(c, in);
+            before = evbuffer_get_length(in);
+            more = c->state == HEAD ? read_head(c, in) : read_body(c, in);
+            left = evbuffer_get_length(in);
+            if (more || !c->mute || (c->state != HEAD && c->state != BODY))
+                break;
+            more = left > 0 && left < before;
+            if (!more)
+                end_reading(c);
             break;
         case ANSWER: /* what was sent ahead waits; too much of it is no client that we know */
             if (evbuffer_get_length(in) > MAX_AHEAD)
@@ -354,10 +371,11 @@ static bool is_gone(const struct tern_http_conn *c)
 static void look_after(struct tern_http_conn *c)
 {
     struct tern_http_call *call = &c->call;
+    const bool asks = !c->is_unix && !call->begun;
     if (evbuffer_get_length(bufferevent_get_input(c->bev)) == 0)
         call->close = true;
-    if (!c->is_unix && !call->begun && bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25) < 0)
-        doom(c);
+    if (asks && (call->head.minor == 0 || bufferevent_write(c->bev, "HTTP/1.1 100 Continue\r\n\r\n", 25) < 0))
+        doom(c); /* HTTP/1.0 has no interim responses */
     else
         set_deadline(c, LOOK_S);
 }
@@ -366,21 +384,13 @@ static void look_after(struct tern_http_conn *c)
 static void on_end(struct tern_http_conn *c)
 {
     const bool unsent = evbuffer_get_length(bufferevent_get_output(c->bev)) > 0;
-    const bool old = !c->is_unix && !c->call.begun && c->call.head.minor == 0; /* has no interim responses */
     c->mute = true;
-    if (!c->http->tls && !is_gone(c)) {
-        if (c->state == ANSWER && !old) {
-            look_after(c);
-            return;
-        }
-        if (c->state == HEAD && !c->head_begun && unsent) {
-            c->state = FLUSH;
-            set_deadline(c, 0);
-        }
-        if (c->state == FLUSH && unsent)
-            return;
-    }
-    tern_http_conn_free(c);
+    if (c->http->tls || is_gone(c) || c->state == LINGER || (c->state == FLUSH && !unsent))
+        tern_http_conn_free(c);
+    else if (c->state == ANSWER)
+        look_after(c);
+    else if (c->state == HEAD || c->state == BODY)
+        read_on(c);
 }
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
