@@ -351,7 +351,7 @@ typedef struct tern_engine_params {
     int n_threads;  /* 0 = all physical cores */
     int ctx;        /* tokens per sequence; 0 = the model's own */
     int max_seqs;   /* sequences alive at once; 0 = 1 */
-    int chunk;      /* most rows in one step; 0 = 512, on a GPU 2048 */
+    int chunk;      /* most rows in one step; 0 = 512, on a GPU 4096, or less where it has little room */
     const char *kv; /* KV plan; NULL = tern_model_info.kv_default ("f32" when exact) */
     bool kv_strict; /* refuse instead of keeping a layer at 16 bit with a reason */
     bool exact;     /* every row in the wide class: f32 arithmetic on the dequantised weights, on every machine */

@@ -129,15 +129,34 @@ size_t tern_engine_kv_limit(const tern_engine *e)
     return e->kv_budget.limit;
 }
 
-/* Of steps whose size nobody chose: do their scratch more than a fourth of what it leaves, where smaller ones do? */
-static int check_frugal(const tern_engine *e, tern_error *err)
+static size_t held_bytes(const tern_engine *e)
+{
+    struct tern_dev_held h = {0};
+    if (e->dev->ops->held)
+        e->dev->ops->held(e->dev, &h);
+    return h.used;
+}
+
+/* Pages that sequences hold more of a window than with small steps, while one of these is under way. */
+static size_t window_bytes(const tern_engine *e)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < e->n_caches; i++)
+        for (int g = 0; g < e->caches[i].layout->n_groups; g++)
+            if (e->caches[i].layout->groups[g].reach.window)
+                bytes += e->caches[i].pool[g].takes;
+    return bytes * (size_t)(e->chunk - FRUGAL_CHUNK) / TERN_PAGE * (size_t)e->max_seqs;
+}
+
+/* Of steps whose size nobody chose, with so many bytes of scratch: TERN_ENOMEM where that and pages take more than a
+ * fourth of what is left, but for small ones. */
+static int check_frugal(const tern_engine *e, size_t scratch, tern_error *err)
 {
     struct tern_dev_held h;
-    const size_t scratch = tern_forward_scratch_bytes(e->forward);
     if (e->chunk <= FRUGAL_CHUNK || !e->dev->ops->held)
         return 0;
     e->dev->ops->held(e->dev, &h);
-    return h.limit > h.used && scratch <= (h.limit - h.used) / 4
+    return h.limit > h.used && scratch + window_bytes(e) <= (h.limit - h.used) / 4
                ? 0
                : tern_err_set(err, TERN_ENOMEM, "steps of %d tokens take %zu bytes of %s", e->chunk, scratch,
                               e->dev->ops->name);
@@ -205,9 +224,10 @@ static int open_with(tern_engine **out, tern_model *m, const tern_engine_params 
     e->pool = pool ? pool : e->own_pool;
     TERN_TRY(m->net->dev->ops->open(&e->dev, m->net->dev->ops, e->pool, err));
     TERN_TRY(open_plans(e, p, err));
+    const size_t before = held_bytes(e);
     TERN_TRY(open_forward(e, err));
     if (!p->chunk)
-        TERN_TRY(check_frugal(e, err));
+        TERN_TRY(check_frugal(e, held_bytes(e) - before, err));
     TERN_TRY(limit_kv(e, err));
     TERN_TRY(alloc_batch(e, err));
     e->asks_best = e->dev->ops->apart && e->dev->ops->best && m->net->desc.n_vocab <= TERN_BEST_WIDTH;

@@ -293,6 +293,49 @@ static void test_divisions(void)
     }
 }
 
+/* Bytes that the fullest of some cards holds with an engine whose steps have so many tokens; 0: its own choice, and
+ * *chosen is that.  budget: of each card; the answer is 0 where it is too small. */
+static size_t with_steps(int cards, size_t budget, int chunk, int *chosen)
+{
+    const tern_model_params mp = {.n_threads = 1,
+                                  .packed = "off",
+                                  .device = "cuda",
+                                  .gpu_memory = budget,
+                                  .gpus = cards,
+                                  .rope_scaling = "yarn,factor=16"};
+    const tern_engine_params p = {.n_threads = 1, .max_seqs = 2, .chunk = chunk, .kv = "f16"};
+    tern_model *m;
+    tern_engine *e;
+    CHECK(tern_model_open(&m, TERN_TEST_DATA "/tiny/qwen2.gguf", &mp, &err) == 0);
+    const int rc = tern_engine_open(&e, m, &p, &err);
+    CHECK(rc == 0 || (rc == TERN_ENOMEM && is_sentence(rc)));
+    const size_t fullest = used_by("cuda") > used_by("cuda:1") ? used_by("cuda") : used_by("cuda:1");
+    const size_t used = rc == 0 ? fullest : 0;
+    *chosen = rc == 0 ? tern_engine_chunk(e) : 0;
+    tern_engine_close(&e);
+    tern_model_close(&m);
+    return used;
+}
+
+/* Steps whose size nobody says are large where there is room to spare, else small, and smaller where there is none. */
+static void test_steps(void)
+{
+    for (int cards = 1; cards <= 2; cards++) {
+        int chosen;
+        const size_t room = 3500 * MIB, large = with_steps(cards, room, 4096, &chosen),
+                     small = with_steps(cards, room, 2048, &chosen), least = with_steps(cards, room, 512, &chosen);
+        CHECK(large > small && small > least);
+        (void)with_steps(cards, 6 * large, 0, &chosen);
+        CHECK(chosen == 4096);
+        (void)with_steps(cards, 3 * large, 0, &chosen);
+        CHECK(chosen == 2048);
+        for (size_t budget = least; !with_steps(cards, budget, 0, &chosen); budget += 8 * MIB)
+            CHECK(budget < 2 * large);
+        CHECK(chosen < 2048);
+        CHECK(used_by("cuda") == 0 && used_by("cuda:1") == 0);
+    }
+}
+
 /* Each time that memory is taken there is none, in turn; layers: of the card; or of several cards. */
 static void test_faults(int layers, int cards)
 {
@@ -347,6 +390,8 @@ int main(int argc, char **argv)
         test_cards();
     else if (strcmp(which, "divisions") == 0)
         test_divisions();
+    else if (strcmp(which, "steps") == 0)
+        test_steps();
     else if (strcmp(which, "cards-faults") == 0)
         test_faults(0, 2);
     else

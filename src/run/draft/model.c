@@ -55,6 +55,7 @@ int tern_draft_model_open(struct tern_draft_model **out, tern_engine *e, tern_mo
         x->recurrent |= small->net->desc.layers[i].mixer == TERN_MIX_DELTA;
     const tern_engine_params p = {.ctx = e->ctx < small->net->desc.ctx ? e->ctx : small->net->desc.ctx,
                                   .max_seqs = e->max_seqs * (x->recurrent ? 2 : 1),
+                                  .chunk = e->chunk,
                                   .drafts = x->recurrent || most > TERN_KV_MAX_DRAFTS ? 0 : most};
     TERN_TRY(tern_engine_open_beside(&x->e, e, small, &p, err));
     TERN_TRY(tern_alloc(&x->feed, (size_t)x->e->chunk, sizeof *x->feed, err));

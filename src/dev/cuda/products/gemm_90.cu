@@ -3,6 +3,7 @@
  *
  * As in gemm.cu an output is one chain over its inputs, 16 at a time, whatever rows and columns share its tile. */
 #include <cuda_fp16.h>
+#include "dev/cuda/four.cuh"
 #include "dev/cuda/half.cuh"
 #include "dev/cuda/kernel.cuh"
 #include "dev/cuda/products/products.h"
@@ -208,6 +209,7 @@ __device__ static inline void write_sent(const tern_cuda_gemm &a, int m0, int n0
                     store_four(cuda_at<float>(a.to[i]) + (uint64_t)row * a.out[0].y_stride, col, a.n, v);
         }
     }
+    __threadfence_system(); /* before the next kernel says so */
 }
 
 /* SENT: to the rows of several cards (together/together.c). */
