@@ -329,7 +329,7 @@ static void test_steps(void)
         CHECK(chosen == 4096);
         (void)with_steps(cards, 3 * large, 0, &chosen);
         CHECK(chosen == 2048);
-        for (size_t budget = least; !with_steps(cards, budget, 0, &chosen); budget += 8 * MIB)
+        for (size_t budget = least + 14 * MIB; !with_steps(cards, budget, 0, &chosen); budget += 2 * MIB)
             CHECK(budget < 2 * large);
         CHECK(chosen < 2048);
         CHECK(used_by("cuda") == 0 && used_by("cuda:1") == 0);
