@@ -342,8 +342,8 @@ int tern_cmd_cache_ls(const struct tern_args *a, tern_error *err)
                                  : c.v[i].orphan                ? " (its model is gone)"
                                                                 : "");
         }
-        tern_note("%zu files, %s; what is not beside a model lies in %s", c.n, tern_size_text(bytes),
-                  tern_shown(c.folder.p));
+        tern_note("%zu file%s, %s; what is not beside a model lies in %s", c.n, c.n == 1 ? "" : "s",
+                  tern_size_text(bytes), tern_shown(c.folder.p));
     }
     json_decref(files);
 out:
@@ -399,7 +399,8 @@ int tern_cmd_cache_rm(const struct tern_args *a, tern_error *err)
     if (a->n_operands == 1 && is_dir(a->operands[0])) {
         rc = tern_cache_dir_clear(a->operands[0], &d, err);
         if (rc == 0)
-            tern_note("removed %zu files, %s", d.pages + d.ends, tern_size_text((double)d.bytes));
+            tern_note("removed %zu file%s, %s", d.pages + d.ends, d.pages + d.ends == 1 ? "" : "s",
+                      tern_size_text((double)d.bytes));
         return rc;
     }
     TERN_TRY(find_all(&c, err));
@@ -425,7 +426,7 @@ int tern_cmd_cache_rm(const struct tern_args *a, tern_error *err)
         removed++;
         bytes += c.v[j].bytes;
     }
-    tern_note("removed %zu files, %s", removed, tern_size_text(bytes));
+    tern_note("removed %zu file%s, %s", removed, removed == 1 ? "" : "s", tern_size_text(bytes));
 out:
     clear(&c);
     return rc;

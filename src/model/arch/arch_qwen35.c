@@ -31,7 +31,8 @@ static int read_sizes(struct sizes *v, const struct tern_file *f, const char *ar
                   (long long)v->inner, (long long)v->v_heads);
     TERN_TRY(tern_file_get_int(f, KEY("full_attention_interval"), 4, 1, 1024, &v->every, err));
     const struct tern_meta *list = tern_file_meta(f, KEY("attention.recurrent_layers"));
-    if (list && (list->type != TERN_META_ARRAY || list->elem != TERN_META_BOOL || list->n != (size_t)n_blocks))
+    if (list &&
+        (list->type != TERN_META_ARRAY || list->elem != TERN_META_BOOL || list->n != (size_t)n_blocks || list->odd))
         TERN_FAIL(err, TERN_EFORMAT, "%s: %s at byte %llu is not an array of %d booleans", tern_file_path(f), key,
                   (unsigned long long)list->file_offset, n_blocks);
     v->recurrent = list ? list->arr : NULL;
