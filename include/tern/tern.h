@@ -277,6 +277,8 @@ TERN_API void tern_stream_free(tern_stream *s);
 /* Complete characters that this id finishes; *text is a view until the next call on s. */
 TERN_API int tern_stream_push(tern_stream *s, int32_t id, const char **text, size_t *n, tern_error *err);
 TERN_API int tern_stream_finish(tern_stream *s, const char **text, size_t *n, tern_error *err);
+/* Before the first id: the text goes on behind this one, so a space that it begins with is part of it. */
+TERN_API int tern_stream_behind(tern_stream *s, int32_t id, tern_error *err);
 
 /* ---- KV plan ------------------------------------------------------------------------------------------------ */
 

@@ -97,7 +97,7 @@ static int cut_text(tern_tokens *ids, const tern_model *m, const struct tern_arg
     int rc = 0;
     tern_tokens front = {0};
     const int64_t asked = a->v[TERN_OPT_PPL_CHUNKS].i;
-    TERN_TRY(tern_model_tokenize(m, "", 0, TERN_TEXT_BOS, &front, err));
+    TERN_TRY(tern_model_tokenize(m, "", 0, TERN_TEXT_BOS | TERN_TEXT_OPEN, &front, err));
     const int64_t fresh = ctx - (front.len > 0), n = (int64_t)ids->len / fresh;
     if (!n)
         TERN_FAIL(err, TERN_EINVAL, "%s: %zu tokens do not fill one chunk of %d (-c)", a->v[TERN_OPT_PPL_FILE].s,

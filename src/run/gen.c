@@ -145,21 +145,6 @@ out:
     return rc;
 }
 
-/* The stream of a text that goes on has seen the token before it, and keeps nothing of that. */
-static int begin_stream(struct tern_gen *g, tern_error *err)
-{
-    int rc = 0;
-    const char *text;
-    size_t n;
-    TERN_TRY(tern_stream_new(&g->stream, g->model, false, err));
-    if (!g->p.continues)
-        goto out;
-    TERN_TRY(tern_stream_push(g->stream, g->prompt[g->n_prompt - 1], &text, &n, err));
-    TERN_TRY(tern_stream_finish(g->stream, &text, &n, err));
-out:
-    return rc;
-}
-
 static int check(const struct tern_gen *g, tern_error *err)
 {
     int n_vocab = g->model->net->desc.n_vocab;
@@ -191,7 +176,9 @@ int tern_gen_open(struct tern_gen *g, const tern_model *m, const struct tern_gen
     TERN_TRY(tern_sampler_new(&g->sampler, m->net->desc.n_vocab, &p->sampler, err));
     TERN_TRY(list_never(g, err));
     if (m->tok)
-        TERN_TRY(begin_stream(g, err));
+        TERN_TRY(tern_stream_new(&g->stream, m, false, err));
+    if (m->tok && p->continues)
+        TERN_TRY(tern_stream_behind(g->stream, prompt[n_prompt - 1], err));
     if (p->reply && m->tok)
         TERN_TRY(tell_prompt(g, err));
     return 0;

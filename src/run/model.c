@@ -712,3 +712,11 @@ int tern_stream_finish(tern_stream *s, const char **text, size_t *n, tern_error 
     tern_buf_reset(&s->text);
     return stream_result(s, tern_detok_finish(&s->d, &s->text, err), text, n);
 }
+
+int tern_stream_behind(tern_stream *s, int32_t id, tern_error *err)
+{
+    const char *text;
+    size_t n;
+    const int rc = tern_stream_push(s, id, &text, &n, err);
+    return rc < 0 ? rc : tern_stream_finish(s, &text, &n, err);
+}

@@ -29,6 +29,26 @@ __device__ static inline void store_halves(__half *to, float4 v, float by)
     *reinterpret_cast<uint2 *>(to) = out;
 }
 
+/* One number of all threads' v, put together by op in an order that is always the same. */
+template <int THREADS, class OP> __device__ static inline float of_block(float v, const OP &op)
+{
+    __shared__ float part[THREADS / 32];
+    for (int step = 16; step; step /= 2)
+        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[threadIdx.x % (THREADS / 32)];
+    for (int step = THREADS / 64; step; step /= 2)
+        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
+    return v;
+}
+
+template <int THREADS> __device__ static inline float block_most(float v)
+{
+    return of_block<THREADS>(v, [](float a, float b) { return fmaxf(a, b); });
+}
+
 /* The product that columns from `col` on are of. */
 __device__ static inline tern_cuda_gemm_out out_of(const tern_cuda_gemm &a, int col)
 {

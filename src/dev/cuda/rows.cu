@@ -38,29 +38,9 @@ TERN_CUDA_KERNEL_BEGIN(embed, tern_cuda_embed_args, 256, 1)
 #define NORM_THREADS 512
 #define NORM_KEPT    4 /* of a thread, four numbers each: rows of up to 8192 are read once */
 
-/* One number of all threads' v, put together by op in an order that is always the same. */
-template <class OP> __device__ static inline float of_block(float v, const OP &op)
-{
-    __shared__ float part[NORM_THREADS / 32];
-    for (int step = 16; step; step /= 2)
-        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = part[threadIdx.x % (NORM_THREADS / 32)];
-    for (int step = NORM_THREADS / 64; step; step /= 2)
-        v = op(v, __shfl_xor_sync(0xFFFFFFFFu, v, step));
-    return v;
-}
-
 __device__ static inline float block_sum(float v)
 {
-    return of_block(v, [](float a, float b) { return __fadd_rn(a, b); });
-}
-
-__device__ static inline float block_most(float v)
-{
-    return of_block(v, [](float a, float b) { return fmaxf(a, b); });
+    return of_block<NORM_THREADS>(v, [](float a, float b) { return __fadd_rn(a, b); });
 }
 
 /* v * by * f, as int8 too. */
@@ -87,7 +67,7 @@ __device__ static inline void halve_row(const ARGS &to, int row, int n, const fl
         top = most_of(top, kept[j]);
     for (int i = first + KEPT * NORM_THREADS * 4; i < n; i += NORM_THREADS * 4)
         top = most_of(top, rest(i));
-    const int e = half_exponent(block_most(top));
+    const int e = half_exponent(block_most<NORM_THREADS>(top));
     const float by = exp2f((float)-e);
     if (threadIdx.x == 0)
         cuda_at<float>(to.scale)[row] = exp2f((float)e);

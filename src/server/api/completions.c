@@ -200,23 +200,17 @@ static void begin_choice(const struct tern_job *j, struct tern_choice *c, struct
         (void)json_array_extend(scores, c->lane->scores);
 }
 
-/* As the reply's own text begins: behind the prompt's last token. */
-static int begin_spelling(const struct tern_job *j, struct tern_choice *c, tern_error *err)
-{
-    const char *text;
-    size_t n;
-    const tern_tokens *ids = &c->lane->ids;
-    int rc = tern_stream_new(&c->spelled, j->served->model, false, err);
-    rc = rc < 0 ? rc : tern_stream_push(c->spelled, ids->p[ids->len - 1], &text, &n, err);
-    return rc < 0 ? rc : tern_stream_finish(c->spelled, &text, &n, err);
-}
-
 /* The scores of a choice move to the list, each with the place of its token in the text: c->part, characters so far.
  * The text itself may be behind, where it could become a stop string. */
 static void take_scores(const struct tern_job *j, struct tern_choice *c, json_t *scores)
 {
     tern_error err = {0};
-    int rc = c->spelled || !c->scores ? 0 : begin_spelling(j, c, &err);
+    const tern_tokens *prompt = &c->lane->ids;
+    int rc = 0;
+    if (!c->spelled && c->scores) { /* it begins as the reply's own text does */
+        rc = tern_stream_new(&c->spelled, j->served->model, false, &err);
+        rc = rc < 0 ? rc : tern_stream_behind(c->spelled, prompt->p[prompt->len - 1], &err);
+    }
     size_t i;
     json_t *t;
     json_array_foreach(c->scores, i, t)

@@ -10,7 +10,6 @@
 
 TERN_CUDA_KERNEL_BEGIN(half, tern_cuda_half, 256, 1)
 {
-    __shared__ float part[8];
     cuda_wait();
     const int row = blockIdx.x;
     const uint64_t from = a.rows ? cuda_at<const int32_t>(a.rows)[row] / a.per_row : row;
@@ -18,14 +17,7 @@ TERN_CUDA_KERNEL_BEGIN(half, tern_cuda_half, 256, 1)
     float top = 0;
     for (int i = threadIdx.x; i < a.k; i += 256)
         top = fmaxf(top, fabsf(x[i]));
-    for (int step = 16; step; step /= 2)
-        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = top;
-    __syncthreads();
-    for (int w = 0; w < 8; w++)
-        top = fmaxf(top, part[w]);
-    const int e = half_exponent(top);
+    const int e = half_exponent(block_most<256>(top));
     const float by = exp2f((float)-e);
     if (threadIdx.x == 0)
         cuda_at<float>(a.scale)[row] = exp2f((float)e);

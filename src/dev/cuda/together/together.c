@@ -217,18 +217,19 @@ static bool send_product(struct tern_dev *const *devs, int n, const struct tern_
 {
     struct tern_cuda_call call[TERN_DEV_CARDS];
     struct tern_cuda_gemm a[TERN_DEV_CARDS];
-    for (int i = 0; i < n; i++)
-        if (!product_of(tern_cuda_of(devs[i]), x[i], bound, i, n_rows))
-            return false;
     for (int i = 0; i < n; i++) {
-        struct tern_cuda *d = tern_cuda_of(devs[i]);
+        const struct tern_cuda *d = tern_cuda_of(devs[i]);
+        const struct tern_cuda_gemm *own = product_of(d, x[i], bound, i, n_rows);
+        if (!own)
+            return false;
         call[i] = d->list.calls[d->list.n - 1];
-        a[i] = *product_of(d, x[i], bound, i, n_rows);
-        tern_cuda_drop_last(d);
+        a[i] = *own;
         a[i].n_to = n;
         for (int j = 0; j < n; j++)
             a[i].to[j] = tern_cuda_rows_at(x[j]) + (size_t)bound[i] * sizeof(float);
     }
+    for (int i = 0; i < n; i++)
+        tern_cuda_drop_last(tern_cuda_of(devs[i]));
     queue(devs, n, x, none, 0, false); /* all are done with what these rows held */
     for (int i = 0; i < n; i++)
         tern_cuda_launch(tern_cuda_of(devs[i]), TERN_CUDA_K_gemm_90_sent, call[i].grid[0], 1, 1, call[i].block,

@@ -107,20 +107,6 @@ TERN_CUDA_KERNEL_BEGIN(together, tern_cuda_together, THREADS, 1)
 #define FOR_THREADS 512
 #define FOR_KEPT    4 /* of a thread, four numbers each: 8,192 columns of a card are read once */
 
-/* The largest of all threads'. */
-__device__ static inline float block_top(float top)
-{
-    __shared__ float part[FOR_THREADS / 32];
-    for (int step = 16; step; step /= 2)
-        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, step));
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = top;
-    __syncthreads();
-    for (int w = 0; w < FOR_THREADS / 32; w++)
-        top = fmaxf(top, part[w]);
-    return top;
-}
-
 __device__ static inline uint64_t *top_word(const tern_cuda_together &g, uint64_t number, int card, int row, int sender)
 {
     return cuda_at<uint64_t>(g.stage[card]) + number % 2 * TERN_CUDA_TOGETHER_STAGE +
@@ -169,7 +155,7 @@ TERN_CUDA_KERNEL_BEGIN(for_products, tern_cuda_for_products, FOR_THREADS, 2)
         }
         for (int i = ((int)threadIdx.x + FOR_KEPT * FOR_THREADS) * 4; i < n; i += FOR_THREADS * 4)
             top = most_of(top, value(i));
-        const int e = half_exponent(row_top(g, number, row, block_top(top)));
+        const int e = half_exponent(row_top(g, number, row, block_most<FOR_THREADS>(top)));
         const float by = exp2f((float)-e);
         if (threadIdx.x == 0)
             cuda_at<float>(a.scale)[row] = exp2f((float)e);
