@@ -138,8 +138,6 @@ static int read_model(struct serve *s, int i, tern_error *err)
     struct stat st;
     int rc = 0;
     s->names[i] = (struct tern_server_name){name, item};
-    if (!*item)
-        return tern_cli_usage(err, "-m must not be empty");
     if (!equals || stat(item, &st) == 0) {
         rc = name_of_path(name, item, err);
     } else {
