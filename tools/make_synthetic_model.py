@@ -4,11 +4,13 @@
     tools/make_synthetic_model.py --preset 1b --type q4_0 -o 1b-q4_0.gguf
     tools/make_synthetic_model.py --preset 8b --type q4_k --layers 4 -o part.gguf
     tools/make_synthetic_model.py --preset 1b --type bf16 --vocab 32000 --layers 7 --safetensors -o directory
+    tools/make_synthetic_model.py --preset 30b-a3b --type q4_k_m --layers 12 -o experts.gguf
 
-The file is GGUF 3, of the architecture "llama", with tied embeddings and without a tokenizer; --safetensors writes the
-same model as a directory of config.json and model.safetensors, its types being f32, f16 and bf16.  Weights have the
-variance 1/inputs, so activations stay finite; the text that such a model writes means nothing.  A pool of some ten
-thousand different blocks fills all tensors, each row from another place in it.  Needs Python alone.
+The file is GGUF 3, of the architecture "llama", or "qwen3moe" where there are experts, with tied embeddings and without
+a tokenizer; --safetensors writes the same model as a directory of config.json and model.safetensors, its types being
+f32, f16 and bf16, without experts.  Weights have the variance 1/inputs, so activations stay finite; the text that such
+a model writes means nothing.  A pool of some ten thousand different blocks fills all tensors, each row from another
+place in it.  Needs Python alone.
 """
 import argparse
 import array
@@ -18,13 +20,14 @@ import random
 import struct
 import sys
 
-# width, layers, heads, KV heads, head size, feed-forward, vocabulary, context
+# width, layers, heads, KV heads, head size, feed-forward, vocabulary, context, experts, active experts
 PRESETS = {
-    "tiny": (256, 2, 4, 2, 64, 512, 512, 1024),
-    "135m": (576, 30, 9, 3, 64, 1536, 49152, 8192),
-    "1b": (2048, 16, 32, 8, 64, 8192, 128256, 131072),
-    "3b": (3072, 28, 24, 8, 128, 8192, 128256, 131072),
-    "8b": (4096, 32, 32, 8, 128, 14336, 128256, 131072),
+    "tiny": (256, 2, 4, 2, 64, 512, 512, 1024, 0, 0),
+    "135m": (576, 30, 9, 3, 64, 1536, 49152, 8192, 0, 0),
+    "1b": (2048, 16, 32, 8, 64, 8192, 128256, 131072, 0, 0),
+    "3b": (3072, 28, 24, 8, 128, 8192, 128256, 131072, 0, 0),
+    "8b": (4096, 32, 32, 8, 128, 14336, 128256, 131072, 0, 0),
+    "30b-a3b": (2048, 48, 32, 4, 128, 768, 151936, 40960, 128, 8),
 }
 POOL = 16384  # different blocks
 F32 = 0
@@ -101,12 +104,14 @@ MIXED = "q4_k_m"  # Q4_K with some tensors in Q6_K, as most published files have
 def type_of(a, name):
     """Q6_K has, beside the output matrix, values and down of an eighth of the layers at either end and of every third
     between."""
+    if "ffn_gate_inp" in name:
+        return "f32"
     if a.type != MIXED:
         return a.type
     if name == "token_embd.weight":
         return "q6_k"
     kind = name.split(".")
-    if len(kind) < 3 or kind[2] not in ("attn_v", "ffn_down"):
+    if len(kind) < 3 or kind[2] not in ("attn_v", "ffn_down", "ffn_down_exps"):
         return "q4_k"
     i, n = int(kind[1]), a.layers
     more = i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
@@ -128,28 +133,35 @@ def metadata(a):
     def text(value):
         return struct.pack("<I", 8) + string(value)
 
+    arch = "qwen3moe" if a.experts else "llama"
+    own = {
+        "block_count": u32(a.layers),
+        "context_length": u32(a.context),
+        "embedding_length": u32(a.width),
+        "feed_forward_length": u32(a.ff),
+        "attention.head_count": u32(a.heads),
+        "attention.head_count_kv": u32(a.kv_heads),
+        "attention.key_length": u32(a.head_dim),
+        "attention.value_length": u32(a.head_dim),
+        "attention.layer_norm_rms_epsilon": real(1e-5),
+        "rope.dimension_count": u32(a.head_dim),
+        "rope.freq_base": real(500000.0),
+        "vocab_size": u32(a.vocab),
+    }
+    if a.experts:
+        own |= {"expert_count": u32(a.experts), "expert_used_count": u32(a.active),
+                "expert_feed_forward_length": u32(a.ff)}
     pairs = {
-        "general.architecture": text("llama"),
+        "general.architecture": text(arch),
         "general.name": text(f"random {a.preset} {a.type}"),
-        "llama.block_count": u32(a.layers),
-        "llama.context_length": u32(a.context),
-        "llama.embedding_length": u32(a.width),
-        "llama.feed_forward_length": u32(a.ff),
-        "llama.attention.head_count": u32(a.heads),
-        "llama.attention.head_count_kv": u32(a.kv_heads),
-        "llama.attention.key_length": u32(a.head_dim),
-        "llama.attention.value_length": u32(a.head_dim),
-        "llama.attention.layer_norm_rms_epsilon": real(1e-5),
-        "llama.rope.dimension_count": u32(a.head_dim),
-        "llama.rope.freq_base": real(500000.0),
-        "llama.vocab_size": u32(a.vocab),
+        **{f"{arch}.{key}": value for key, value in own.items()},
         "tokenizer.ggml.model": text("none"),
     }
     return len(pairs), b"".join(string(key) + value for key, value in pairs.items())
 
 
 def tensors(a):
-    """Name, outputs (0: a vector), inputs."""
+    """Name, outputs (0: a vector), inputs, and how many such matrices are one tensor."""
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     yield "token_embd.weight", a.vocab, a.width
     yield "output_norm.weight", 0, a.width
@@ -160,9 +172,22 @@ def tensors(a):
         yield f"blk.{i}.attn_v.weight", kv, a.width
         yield f"blk.{i}.attn_output.weight", a.width, q
         yield f"blk.{i}.ffn_norm.weight", 0, a.width
-        yield f"blk.{i}.ffn_gate.weight", a.ff, a.width
-        yield f"blk.{i}.ffn_up.weight", a.ff, a.width
-        yield f"blk.{i}.ffn_down.weight", a.width, a.ff
+        yield from experts(a, i) if a.experts else network(a, i)
+
+
+def network(a, i):
+    yield f"blk.{i}.ffn_gate.weight", a.ff, a.width
+    yield f"blk.{i}.ffn_up.weight", a.ff, a.width
+    yield f"blk.{i}.ffn_down.weight", a.width, a.ff
+
+
+def experts(a, i):
+    yield f"blk.{i}.attn_q_norm.weight", 0, a.head_dim
+    yield f"blk.{i}.attn_k_norm.weight", 0, a.head_dim
+    yield f"blk.{i}.ffn_gate_inp.weight", a.experts, a.width
+    yield f"blk.{i}.ffn_gate_exps.weight", a.ff, a.width, a.experts
+    yield f"blk.{i}.ffn_up_exps.weight", a.ff, a.width, a.experts
+    yield f"blk.{i}.ffn_down_exps.weight", a.width, a.ff, a.experts
 
 
 class Pool:
@@ -183,12 +208,13 @@ class Pool:
 def write_gguf(a, to):
     rng = random.Random(a.seed)
     plan, offset, table, sizes = [], 0, b"", {}
-    for name, n_out, n_in in tensors(a):
+    for name, n_out, n_in, *stack in tensors(a):
         number, elems, block = TYPES[type_of(a, name)]
         if number not in sizes:
             sizes[number] = len(block(rng, 1.0))
         size = sizes[number]
-        dims = (n_in, n_out) if n_out else (n_in,)
+        dims = (n_in, n_out, *stack) if n_out else (n_in,)
+        n_out *= stack[0] if stack else 1
         n_bytes = n_out * n_in // elems * size if n_out else n_in * 4
         table += string(name) + struct.pack("<I", len(dims)) + struct.pack(f"<{len(dims)}Q", *dims)
         table += struct.pack("<IQ", number if n_out else F32, offset)
@@ -273,7 +299,7 @@ def main():
     p.add_argument("--type", choices=[*TYPES, MIXED], default="q4_0",
                    help=f"of all matrices; {MIXED}: as most published files have it (default: q4_0)")
     p.add_argument("--seed", type=int, default=1)
-    names = ("width", "layers", "heads", "kv_heads", "head_dim", "ff", "vocab", "context")
+    names = ("width", "layers", "heads", "kv_heads", "head_dim", "ff", "vocab", "context", "experts", "active")
     for name in names:
         p.add_argument("--" + name.replace("_", "-"), type=int, help="instead of the preset's")
     p.add_argument("--safetensors", action="store_true", help="write a directory as Hugging Face publishes models")
@@ -282,14 +308,19 @@ def main():
     for name, value in zip(names, PRESETS[a.preset]):
         if getattr(a, name) is None:
             setattr(a, name, value)
-        if getattr(a, name) < 1:
-            p.error(f"--{name.replace('_', '-')} must be at least 1")
+        least = 0 if name in ("experts", "active") else 1
+        if getattr(a, name) < least:
+            p.error(f"--{name.replace('_', '-')} must be at least {least}")
+    if bool(a.experts) != bool(a.active) or a.active > a.experts:
+        p.error(f"{a.active} of {a.experts} experts cannot be active")
     elems = TYPES[type_of(a, "")][1]
     for name, n_in in (("width", a.width), ("heads times head size", a.heads * a.head_dim), ("ff", a.ff)):
         if n_in % elems:
             p.error(f"{name} is {n_in}, not a multiple of {elems}, as {a.type} needs")
     if a.heads % a.kv_heads:
         p.error(f"{a.heads} heads are not a multiple of {a.kv_heads} KV heads")
+    if a.safetensors and a.experts:
+        p.error("--safetensors writes models without experts")
     if a.safetensors and a.type not in HF_TYPES:
         p.error(f"--safetensors has the types {', '.join(HF_TYPES)}, not {a.type}")
     if sys.byteorder != "little":

@@ -220,8 +220,9 @@ static void wide(const struct work *w, const struct tern_dev_weight *m, tern_cu_
     const size_t pitch = tern_cuda_pitch(m->k), matrix = (size_t)m->n * pitch;
     const int most = (int)(d->dense_bytes / (matrix * (f32 ? 4 : 2)));
     TERN_ASSERT(most > 0);
+    const int times = (m->stack + most - 1) / most, each = (m->stack + times - 1) / times;
     for (int e = 0, n; e < m->stack; e += n) {
-        n = m->stack - e < most ? m->stack - e : most;
+        n = m->stack - e < each ? m->stack - e : each;
         const tern_cu_address groups = w->p.groups + (size_t)e * 2 * sizeof(int32_t);
         tern_cuda_dense(d, m, e, n, 0, m->n, d->dense, pitch, f32);
         if (f32) {
@@ -240,20 +241,12 @@ static void wide(const struct work *w, const struct tern_dev_weight *m, tern_cu_
                              (unsigned)n, 256, 0, &a, sizeof a);
             continue;
         }
-        const struct tern_cuda_gemm a = {.x = d->half,
-                                         .x_pitch = pitch,
-                                         .scale = d->half_scale,
-                                         .w = d->dense,
-                                         .w_pitch = pitch,
-                                         .out = {{.y = y, .y_stride = y_stride, .n = m->n}},
-                                         .n_rows = w->n_rows,
-                                         .n = m->n,
-                                         .k = (int)pitch,
-                                         .n_out = 1,
-                                         .groups = groups,
-                                         .w_group = matrix};
-        tern_cuda_launch(d, TERN_CUDA_K_gemm, (unsigned)((w->n_rows + 127) / 128 * ((m->n + 127) / 128)), 1,
-                         (unsigned)n, 256, 3 * 2 * 128 * 64 * 2, &a, sizeof a);
+        struct tern_cuda_gemm a = {.out = {{.y = y, .y_stride = y_stride, .n = m->n}},
+                                   .n_out = 1,
+                                   .n_groups = n,
+                                   .groups = groups,
+                                   .w_group = matrix};
+        tern_cuda_gemm(d, &a, w->n_rows, pitch);
     }
 }
 

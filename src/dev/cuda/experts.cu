@@ -125,24 +125,61 @@ __device__ static inline double score_of(int score, float logit, double top)
     }
 }
 
-/* The n_active best by choice, or those that the table names. */
-__device__ static inline void choose(const tern_cuda_route_args &a, const double *choice, uint8_t *marked, int *chosen)
+/* A number of 64 bits in the order of doubles; of no number, 1.  0 is behind all of them. */
+__device__ static inline uint64_t order_of(double x)
+{
+    const uint64_t u = (uint64_t)__double_as_longlong(x == 0 ? 0.0 : x);
+    return x != x ? 1 : u >> 63 ? ~u : u | (uint64_t)1 << 63;
+}
+
+/* The n_active best by choice that are not marked, of equal ones the first, by one warp, of which a lane has each 32nd
+ * expert.  Fewer that are not marked: expert 0. */
+template <int EACH> __device__ static inline void choose_best(const tern_cuda_route_args &a, const double *choice, const uint8_t *marked, int *chosen)
+{
+    const int lane = threadIdx.x % 32;
+    uint64_t key[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int e = j * 32 + lane;
+        key[j] = e < a.n_experts && !marked[e] ? order_of(choice[e]) : 0;
+    }
+    for (int i = 0; i < a.n_active; i++) {
+        uint64_t best = 0;
+        int at = 0;
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            if (key[j] > best) {
+                best = key[j];
+                at = j * 32 + lane;
+            }
+        const uint32_t upper = __reduce_max_sync(~0u, (uint32_t)(best >> 32));
+        const uint32_t lower = __reduce_max_sync(~0u, (uint32_t)(best >> 32) == upper ? (uint32_t)best : 0);
+        const bool mine = best && best == ((uint64_t)upper << 32 | lower);
+        const uint32_t first = __reduce_min_sync(~0u, mine ? (uint32_t)at : ~0u);
+        if (lane == 0)
+            chosen[i] = first == ~0u ? 0 : (int)first;
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            key[j] = (uint32_t)(j * 32 + lane) == first ? 0 : key[j];
+    }
+}
+
+/* Those, or the ones that the table names. */
+__device__ static inline void choose(const tern_cuda_route_args &a, const double *choice, const uint8_t *marked, int *chosen)
 {
     if (a.table) {
         const uint64_t token = (uint32_t)cuda_at<const tern_cuda_row>(a.rows)[blockIdx.x].token;
         for (int i = threadIdx.x; i < a.n_active; i += THREADS)
             chosen[i] = (int)cuda_at<const float>(a.table)[token * a.n_active + i];
-        __syncthreads();
-        return;
+    } else if (threadIdx.x < 32) {
+        if (a.n_experts <= 128)
+            choose_best<4>(a, choice, marked, chosen);
+        else if (a.n_experts <= 256)
+            choose_best<8>(a, choice, marked, chosen);
+        else
+            choose_best<MOST / 32>(a, choice, marked, chosen);
     }
-    for (int i = 0; i < a.n_active; i++) {
-        const int e = best_of(choice, marked, a.n_experts);
-        if (threadIdx.x == 0) {
-            chosen[i] = e < 0 ? 0 : e;
-            marked[e < 0 ? 0 : e] = 1;
-        }
-        __syncthreads();
-    }
+    __syncthreads();
 }
 
 TERN_CUDA_KERNEL_BEGIN(route, tern_cuda_route_args, THREADS, 1)
@@ -190,19 +227,41 @@ TERN_CUDA_KERNEL_BEGIN(route, tern_cuda_route_args, THREADS, 1)
     }
 }
 
-/* Pairs of the warp's that have this lane's expert and come before it, of 32 in a row; in *all how many have it.  Lanes
- * without a pair say -1. */
+/* f(pair, expert) of the pairs [from, end), 32 of them at a time, all lanes together; behind the end the expert is -1. */
+template <class F> __device__ static inline void for_pairs(const int32_t *ids, int from, int end, const F &f)
+{
+    constexpr int AHEAD = 8; /* loads under way */
+    for (int i = from + (int)threadIdx.x % 32; __any_sync(~0u, i < end); i += 32 * AHEAD) {
+        int expert[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            expert[j] = i + 32 * j < end ? ids[i + 32 * j] : -1;
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            f(i + 32 * j, expert[j]);
+    }
+}
+
+/* Of the lanes that have this one's expert: how many come before it, and in *all how many there are. */
 __device__ static inline int before_of(int expert, int *all)
 {
+    const uint32_t same = __match_any_sync(~0u, expert);
+    *all = __popc(same);
+    return __popc(same & ((1u << threadIdx.x % 32) - 1));
+}
+
+/* Where each expert's pairs begin, of as many as `first` has of it, by one warp. */
+__device__ static inline void place_groups(int2 *groups, int *first, int n_experts)
+{
     const int lane = threadIdx.x % 32;
-    int before = 0, same = 0;
-    for (int i = 0; i < 32; i++) {
-        const int other = __shfl_sync(0xFFFFFFFFu, expert, i);
-        same += other == expert;
-        before += other == expert && i < lane;
+    for (int e = lane, before = 0; __any_sync(~0u, e < n_experts); e += 32) {
+        const int here = e < n_experts ? first[e] : 0, sum = cuda_sum_up_to(here);
+        if (e < n_experts) {
+            first[e] = before + sum - here;
+            groups[e] = make_int2(first[e], here);
+        }
+        before += __shfl_sync(~0u, sum, 31);
     }
-    *all = same;
-    return before;
 }
 
 /* A warp has a piece of the pairs.  count[warp][expert]: how many of them, then where the next one goes. */
@@ -213,20 +272,19 @@ TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, TERN_CUDA_SORT, 1)
     __shared__ int first[MOST];
     cuda_wait();
     const int32_t *ids = cuda_at<const int32_t>(a.ids);
-    int2 *groups = cuda_at<int2>(a.groups);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int piece = ((a.n_pairs + WARPS - 1) / WARPS + 31) / 32 * 32, from = warp * piece;
     const int end = from + piece < a.n_pairs ? from + piece : a.n_pairs;
     for (int e = lane; e < a.n_experts; e += 32)
         count[warp][e] = 0;
     __syncwarp();
-    for (int i = from; i < end; i += 32) {
+    for_pairs(ids, from, end, [&](int, int expert) {
         int all;
-        const int expert = i + lane < end ? ids[i + lane] : -1, before = before_of(expert, &all);
+        const int before = before_of(expert, &all);
         if (expert >= 0 && !before)
             count[warp][expert] += all;
         __syncwarp();
-    }
+    });
     __syncthreads();
     for (int e = threadIdx.x; e < a.n_experts; e += TERN_CUDA_SORT) {
         int n = 0;
@@ -238,28 +296,22 @@ TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, TERN_CUDA_SORT, 1)
         first[e] = n;
     }
     __syncthreads();
-    if (threadIdx.x == 0)
-        for (int e = 0, n = 0; e < a.n_experts; e++) {
-            groups[e] = make_int2(n, first[e]);
-            const int here = first[e];
-            first[e] = n;
-            n += here;
-        }
+    if (warp == 0)
+        place_groups(cuda_at<int2>(a.groups), first, a.n_experts);
     __syncthreads();
-    for (int i = from; i < end; i += 32) {
+    for_pairs(ids, from, end, [&](int pair, int expert) {
         int all;
-        const int expert = i + lane < end ? ids[i + lane] : -1, before = before_of(expert, &all);
-        const int next = expert >= 0 ? count[warp][expert] : 0;
+        const int before = before_of(expert, &all), next = expert >= 0 ? count[warp][expert] : 0;
         __syncwarp();
         if (expert >= 0) {
             const int place = first[expert] + next + before;
-            cuda_at<int32_t>(a.row_of)[place] = i + lane;
-            cuda_at<int32_t>(a.at)[i + lane] = place;
+            cuda_at<int32_t>(a.row_of)[place] = pair;
+            cuda_at<int32_t>(a.at)[pair] = place;
             if (!before)
                 count[warp][expert] = next + all;
         }
         __syncwarp();
-    }
+    });
 }
 
 TERN_CUDA_KERNEL_BEGIN(gather, tern_cuda_gather, 256, 1)

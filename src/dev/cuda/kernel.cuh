@@ -61,6 +61,17 @@ __device__ static inline void cuda_copy_8(uint32_t to, const void *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
+/* The sum of x of the warp's lanes up to this one. */
+__device__ static inline int cuda_sum_up_to(int x)
+{
+    const int lane = threadIdx.x % 32;
+    for (int width = 1; width < 32; width *= 2) {
+        const int other = __shfl_sync(~0u, x, lane - width);
+        x += lane >= width ? other : 0;
+    }
+    return x;
+}
+
 template <class T> __device__ static inline T *cuda_at(uint64_t address)
 {
     return reinterpret_cast<T *>(address);

@@ -295,6 +295,16 @@ __device__ static inline void best_of(uint64_t most, const KEY &key, int each, i
     const int t = threadIdx.x;
     int place = 0, from = 0, total = 0;
     largest[t] = most;
+    if (n == 1) { /* what a greedy reply asks for */
+        __syncthreads();
+        for (int j = t + 32; t < 32 && j < BEST_THREADS; j += 32)
+            most = max(most, largest[j]);
+        for (int step = 16; step; step /= 2)
+            most = max(most, __shfl_xor_sync(~0u, most, step));
+        if (t == 0)
+            put(0, most);
+        return;
+    }
     if (t < n)
         count[t] = 0;
     if (t == 0)
@@ -306,8 +316,11 @@ __device__ static inline void best_of(uint64_t most, const KEY &key, int each, i
     if (in && place == n - 1)
         bound = most;
     __syncthreads();
-    for (int i = 0; in && i < each; i++)
-        from += key(i) >= bound;
+    if (in) {
+#pragma unroll 8 /* loads that do not wait for each other */
+        for (int i = 0; i < each; i++)
+            from += key(i) >= bound;
+    }
     if (in)
         count[place] = from;
     __syncthreads();

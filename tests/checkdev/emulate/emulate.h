@@ -127,6 +127,8 @@ template <class TO, class FROM> static inline TO emulate_bits(FROM x)
 #define __float_as_uint(x) emulate_bits<uint32_t>((float)(x))
 #define __uint_as_float(x) emulate_bits<float>((uint32_t)(x))
 #define __clz(x)           __builtin_clz((uint32_t)(x))
+#define __popc(x)          __builtin_popcount((uint32_t)(x))
+#define __double_as_longlong(x) emulate_bits<int64_t>((double)(x))
 #define __fmul_rn(a, b)    ((float)(a) * (float)(b))
 #define __fadd_rn(a, b)    ((float)(a) + (float)(b))
 #define __fsub_rn(a, b)    ((float)(a) - (float)(b))
@@ -270,6 +272,21 @@ template <class T> static inline T __shfl_down_sync(unsigned, T x, int n, int wi
 {
     const int own = (int)(emulate_thread.x % 32);
     return emulate_shuffle(x, own % width + n < width ? own + n : own);
+}
+
+/* The lanes that bring the same, a bit each. */
+static inline uint32_t __match_any_sync(unsigned, int x)
+{
+    emulate_word w = {(uint64_t)(uint32_t)x, 0, 0};
+    emulate_meet("match", &w, [](void *pieces[32]) {
+        for (int i = 0; i < 32; i++)
+            for (int j = 0; pieces[i] && j < 32; j++) {
+                emulate_word *own = static_cast<emulate_word *>(pieces[i]);
+                const emulate_word *other = static_cast<emulate_word *>(pieces[j]);
+                own->out |= other && other->value == own->value ? (uint64_t)1 << j : 0;
+            }
+    });
+    return (uint32_t)w.out;
 }
 
 /* What all lanes bring, put together two at a time; each gets it. */

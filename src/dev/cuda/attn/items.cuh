@@ -55,12 +55,7 @@ __device__ static inline deal deal_out(const tern_cuda_attn_args &a)
         all += __shfl_xor_sync(~0u, all, width);
     const int from = (int)((int64_t)all * blockIdx.x / gridDim.x), to = (int)((int64_t)all * (blockIdx.x + 1) / gridDim.x);
     for (int p = 0; from < to; p += 32) {
-        const int own = items_of(a, p + lane);
-        int sum = own;
-        for (int width = 1; width < 32; width *= 2) {
-            const int other = __shfl_sync(~0u, sum, lane - width);
-            sum += lane >= width ? other : 0;
-        }
+        const int own = items_of(a, p + lane), sum = cuda_sum_up_to(own);
         const int first = (int)__reduce_min_sync(~0u, before + sum > from ? (unsigned)lane : 32u);
         if (first < 32)
             return {p + first, from - before - __shfl_sync(~0u, sum - own, first), to - from};

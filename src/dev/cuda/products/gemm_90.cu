@@ -65,9 +65,19 @@ __device__ static inline void multiply(float c[128], uint64_t x, uint64_t w)
                  : "l"(x), "l"(w));
 }
 
-/* Which rows and columns a block has. */
+/* What is multiplied: rows [row0, row0 + n_rows) of x by the columns of w. */
+struct sides {
+    const __half *x, *w;
+    int row0, n_rows;
+};
+
+/* Which of these rows, and columns, a block has. */
 struct tile_of {
     int m0, n0;
+
+    __device__ tile_of(int m, int n) : m0(m), n0(n)
+    {
+    }
 
     __device__ explicit tile_of(const tern_cuda_gemm &a)
     {
@@ -79,19 +89,19 @@ struct tile_of {
     }
 };
 
-__device__ static inline void sum_tile(const tern_cuda_gemm &a, int m0, int n0, uint32_t base, float acc[128])
+__device__ static inline void sum_tile(const tern_cuda_gemm &a, const sides &of, const tile_of &tile, uint32_t base, float acc[128])
 {
     const int group = threadIdx.x / 128;
     const int piece = threadIdx.x % 8, line = threadIdx.x / 8; /* and every 32nd line behind it */
-    const __half *x = cuda_at<const __half>(a.x), *w = cuda_at<const __half>(a.w);
+    const __half *x = of.x, *w = of.w;
     const int steps = a.k / BK;
     uint32_t from_x[BM / 32], from_w[BN / 32]; /* in numbers: below 2^32 of them */
 #pragma unroll
     for (int i = 0; i < BM / 32; i++)
-        from_x[i] = (uint32_t)min(m0 + line + 32 * i, a.n_rows - 1) * (uint32_t)a.x_pitch + (uint32_t)piece * 8;
+        from_x[i] = (uint32_t)(of.row0 + min(tile.m0 + line + 32 * i, of.n_rows - 1)) * (uint32_t)a.x_pitch + (uint32_t)piece * 8;
 #pragma unroll
     for (int i = 0; i < BN / 32; i++)
-        from_w[i] = (uint32_t)min(n0 + line + 32 * i, a.n - 1) * (uint32_t)a.w_pitch + (uint32_t)piece * 8;
+        from_w[i] = (uint32_t)min(tile.n0 + line + 32 * i, a.n - 1) * (uint32_t)a.w_pitch + (uint32_t)piece * 8;
     auto load = [&](int step) {
         if (step < steps) {
             const uint32_t at = base + (uint32_t)(step % STAGES) * STAGE;
@@ -127,15 +137,15 @@ __device__ static inline void sum_tile(const tern_cuda_gemm &a, int m0, int n0, 
 }
 
 /* Sums as outputs, out of registers. */
-__device__ static inline void write_tile(const tern_cuda_gemm &a, int m0, int n0, const float acc[128])
+__device__ static inline void write_tile(const tern_cuda_gemm &a, const sides &of, const tile_of &tile, const float acc[128])
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n0 = tile.n0;
     const tern_cuda_gemm_out out = out_of(a, n0);
     const float *scale = cuda_at<const float>(a.scale), *bias = cuda_at<const float>(out.bias);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int row = m0 + warp * 16 + lane / 4 + h * 8;
-        if (row >= a.n_rows)
+        const int in = tile.m0 + warp * 16 + lane / 4 + h * 8, row = of.row0 + in;
+        if (in >= of.n_rows)
             continue;
         const float by = scale[row];
         float *y = cuda_at<float>(out.y) + (uint64_t)row * out.y_stride;
@@ -212,19 +222,67 @@ __device__ static inline void write_sent(const tern_cuda_gemm &a, int m0, int n0
     __threadfence_system(); /* before the next kernel says so */
 }
 
+/* The first of the stages, which begin at a multiple of 1024. */
+__device__ static inline uint32_t stages_at(uint32_t shared)
+{
+    return (shared + 1023) & ~1023u;
+}
+
 /* SENT: to the rows of several cards (together/together.c). */
 template <bool SENT> __device__ static void gemm_tile(const tern_cuda_gemm &a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), base = (at + 1023) & ~1023u;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(shared), base = stages_at(at);
     float acc[128], *room = reinterpret_cast<float *>(shared + (base - at));
     cuda_wait();
+    const sides of = {cuda_at<const __half>(a.x), cuda_at<const __half>(a.w), 0, a.n_rows};
     const tile_of tile(a);
-    sum_tile(a, tile.m0, tile.n0, base, acc);
+    sum_tile(a, of, tile, base, acc);
     if (SENT)
         write_sent(a, tile.m0, tile.n0, room, acc);
     else
-        write_tile(a, tile.m0, tile.n0, acc);
+        write_tile(a, of, tile, acc);
+}
+
+/* first[g]: tiles before group g's, by one warp; first[n]: all tiles. */
+__device__ static inline void count_tiles(const int2 *groups, int *first, int n, int tiles_n)
+{
+    const int lane = threadIdx.x % 32;
+    for (int g = lane, before = 0; __any_sync(~0u, g < n); g += 32) {
+        const int here = g < n ? (groups[g].y + BM - 1) / BM * tiles_n : 0, sum = cuda_sum_up_to(here);
+        if (g < n)
+            first[g + 1] = before + sum;
+        before += __shfl_sync(~0u, sum, 31);
+    }
+    if (lane == 0)
+        first[0] = 0;
+}
+
+/* How many rows a group has is known here alone: as many blocks as the card has processors take tiles by turns. */
+__device__ static void gemm_groups(const tern_cuda_gemm &a)
+{
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ int first[TERN_CUDA_GEMM_GROUPS + 1];
+    const uint32_t base = stages_at((uint32_t)__cvta_generic_to_shared(shared));
+    const int2 *groups = cuda_at<const int2>(a.groups);
+    const int tiles_n = (a.n + BN - 1) / BN;
+    cuda_wait();
+    if (threadIdx.x < 32)
+        count_tiles(groups, first, a.n_groups, tiles_n);
+    __syncthreads();
+    int g = 0;
+    for (int t = blockIdx.x; t < first[a.n_groups]; t += gridDim.x) {
+        float acc[128];
+        while (t >= first[g + 1])
+            g++;
+        const int2 rows = groups[g];
+        const int tall = (rows.y + BM - 1) / BM, in = t - first[g];
+        const sides of = {cuda_at<const __half>(a.x), cuda_at<const __half>(a.w) + g * a.w_group, rows.x, rows.y};
+        const tile_of tile(in % tall * BM, in / tall * BN);
+        sum_tile(a, of, tile, base, acc);
+        write_tile(a, of, tile, acc);
+        __syncthreads(); /* all have read the stages */
+    }
 }
 
 #else
@@ -232,6 +290,11 @@ template <bool SENT> __device__ static void gemm_tile(const tern_cuda_gemm &a)
 template <bool SENT> __device__ static void gemm_tile(const tern_cuda_gemm &)
 {
     __trap(); /* the host starts it on cards of 9.0 alone */
+}
+
+__device__ static void gemm_groups(const tern_cuda_gemm &)
+{
+    __trap();
 }
 
 #endif
@@ -244,4 +307,9 @@ TERN_CUDA_KERNEL_BEGIN(gemm_90, tern_cuda_gemm, 256, 1)
 TERN_CUDA_KERNEL_BEGIN(gemm_90_sent, tern_cuda_gemm, 256, 1)
 {
     gemm_tile<true>(a);
+}
+
+TERN_CUDA_KERNEL_BEGIN(gemm_90_groups, tern_cuda_gemm, 256, 1)
+{
+    gemm_groups(a);
 }

@@ -269,9 +269,9 @@ static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_
     const unsigned bytes = unit_bytes(w), shared = (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;
     const int groups = one ? 0 : a->n_rows > TERN_CUDA_LANES ? 2 : 1;
     const int x = one ? a->n_rows : (a->n_rows + 8 * groups - 1) / (8 * groups);
-    /* what else a block takes: its sums, and 1 KiB that is the card's */
+    /* what else a block takes: its sums, and 1 KiB that is the card's; of short panels it has fewer than eight warps */
     const int fit = (d->card->shared_most + 1024) / (int)(shared + (one ? 2048 : 9216)),
-              most = one ? TERN_CUDA_RING_BLOCKS(w->codes, w->scales) : 2,
+              most = (one ? TERN_CUDA_RING_BLOCKS(w->codes, w->scales) : 2) * 8 / a->parts,
               each = fit < 1      ? 1
                      : fit < most ? fit
                                   : most,
@@ -305,12 +305,12 @@ static void narrow_eights(struct tern_cuda *d, const struct tern_cuda_narrow *al
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const struct tern_cuda_matrix *w = &a->m[0].w;
-    const int units = (w->k + 255) / 256;
     const bool floats = tern_codes_float((enum tern_codes)w->codes);
+    const int units = floats ? w->k / TERN_CUDA_FLOAT_UNIT : (w->k + 255) / 256;
     const bool one = a->n_rows == 1 || a->ids;
     a->n_panels = 0;
     a->parts = floats ? TERN_CUDA_FLOAT_PARTS : 8; /* by the length alone: it settles the order of sums */
-    while (a->parts > units)
+    while (a->parts > units && a->parts > 1)
         a->parts /= 2;
     for (int i = 0; i < a->n_m; i++) {
         a->m[i].panel0 = a->n_panels;
@@ -391,8 +391,7 @@ static struct tern_cuda_gemm_out out_of(const struct tern_matmul *m, int col, in
                                        .n = n};
 }
 
-/* Rows [0, n_rows) of d->half times what lies in d->dense; a: its outputs. */
-static void run_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, size_t pitch)
+void tern_cuda_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, size_t pitch)
 {
     const int tile = tile_of(d);
     a->x = d->half;
@@ -402,9 +401,14 @@ static void run_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, 
     a->n_rows = n_rows;
     a->n = a->out[a->n_out - 1].first + a->out[a->n_out - 1].n;
     a->k = (int)pitch;
-    tern_cuda_launch(d, tile == TILE ? TERN_CUDA_K_gemm : TERN_CUDA_K_gemm_90,
-                     (unsigned)((n_rows + TILE - 1) / TILE * ((a->n + tile - 1) / tile)), 1, 1, 256,
-                     tile == TILE ? TILE_SHARED : TILE_90_SHARED, a, sizeof *a);
+    TERN_ASSERT(a->n_groups <= TERN_CUDA_GEMM_GROUPS);
+    const unsigned tiles = (unsigned)((n_rows + TILE - 1) / TILE * ((a->n + tile - 1) / tile));
+    if (tile == TILE)
+        tern_cuda_launch(d, TERN_CUDA_K_gemm, tiles, 1, (unsigned)(a->n_groups ? a->n_groups : 1), 256, TILE_SHARED, a,
+                         sizeof *a);
+    else
+        tern_cuda_launch(d, a->n_groups ? TERN_CUDA_K_gemm_90_groups : TERN_CUDA_K_gemm_90,
+                         a->n_groups ? (unsigned)d->card->processors : tiles, 1, 1, 256, TILE_90_SHARED, a, sizeof *a);
 }
 
 /* One product in 16 bits, `most` columns at a time. */
@@ -415,7 +419,7 @@ static void gemm_in_parts(struct tern_cuda *d, const struct tern_matmul *m, int 
         cols = m->w->n - col < most ? m->w->n - col : most;
         struct tern_cuda_gemm a = {.out = {out_of(m, col, cols, 0)}, .n_out = 1};
         tern_cuda_dense(d, m->w, 0, 1, col, cols, d->dense, pitch, false);
-        run_gemm(d, &a, n_rows, pitch);
+        tern_cuda_gemm(d, &a, n_rows, pitch);
     }
 }
 
@@ -437,7 +441,7 @@ static int gemms(struct tern_cuda *d, const struct tern_matmul *m, int n_m, int 
         a.out[a.n_out++] = out_of(next, 0, next->w->n, first);
         first += (int)tern_round_up((size_t)next->w->n, TILE_90);
     }
-    run_gemm(d, &a, n_rows, pitch);
+    tern_cuda_gemm(d, &a, n_rows, pitch);
     return a.n_out;
 }
 

@@ -35,6 +35,7 @@ struct tern_cuda_quantize {
 
 #define TERN_CUDA_LANES       8
 #define TERN_CUDA_FLOAT_PARTS 32   /* most parts of a panel of floats, a warp each: few panels have to fill a card */
+#define TERN_CUDA_FLOAT_UNIT  64   /* inputs that a part has at least */
 #define TERN_CUDA_Q8_BEHIND   2048 /* bytes behind the last row that may be read: a unit of eight rows */
 
 /* How many units of 256 inputs of a panel a warp keeps under way, by their bytes.  Blocks of eight warps that share a
@@ -114,7 +115,8 @@ struct tern_cuda_gemm_out {
     int32_t first, n; /* first: a multiple of every tile's columns */
 };
 
-#define TERN_CUDA_GEMM_OUTS 4
+#define TERN_CUDA_GEMM_OUTS   4
+#define TERN_CUDA_GEMM_GROUPS 1024
 
 /* y[row][col] = scale[row] * sum of x[row][i] * w[col][i] (+ bias), rows of 16-bit floats, i a multiple of 64.  Columns
  * of several products, n with those between that belong to none.  to (gemm_90_sent): the only product goes there, to
@@ -123,10 +125,10 @@ struct tern_cuda_gemm {
     uint64_t x, x_pitch, scale, w, w_pitch;
     struct tern_cuda_gemm_out out[TERN_CUDA_GEMM_OUTS];
     int32_t n_rows, n, k, n_out;
-    int32_t n_to, unused;
+    int32_t n_to, n_groups;
     uint64_t to[TERN_CUDA_TOGETHER];
-    /* Groups (experts): block z is group z of `groups`: {first row, rows}; w_group numbers from one matrix to the next.
-     */
+    /* Groups (experts), n_groups of them in gemm_90_groups, else one for each block z: {first row, rows}; w_group
+     * numbers from one matrix to the next. */
     uint64_t groups, w_group;
 };
 
@@ -152,6 +154,9 @@ struct tern_cuda_matrix tern_cuda_matrix_of(const struct tern_dev_weight *w, int
  */
 void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int matrix, int n_matrices, int row, int n,
                      tern_cu_address to, size_t pitch, bool f32);
+/* Rows of d->half, n_rows of them, or at most so many of each group, times what lies in d->dense, both `pitch` numbers
+ * apart.  a: outputs, and groups; the rest is filled in. */
+void tern_cuda_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, size_t pitch);
 
 /* Numbers from one row of k 16-bit floats to the next, and of weights written out. */
 static inline size_t tern_cuda_pitch(int k)
