@@ -120,8 +120,10 @@ typedef struct tern_request { /* zero-initialise, then tern_request_defaults; al
     int n_stop;
     const int32_t *stop_ids; /* end the reply as end tokens do */
     int n_stop_ids;
-    bool keep_stop; /* the stop string or stop id that ends the reply is part of its text */
-    int logprobs;   /* TERN_EVENT_TOKEN with so many most likely tokens; 0: of the picked one alone; -1: no event */
+    bool keep_stop;    /* the stop string or stop id that ends the reply is part of its text */
+    bool show_control; /* control tokens are text like others; the one that ends the reply with keep_stop alone */
+    bool one_call;     /* the reply ends behind its first call, once it has min_tokens */
+    int logprobs;      /* TERN_EVENT_TOKEN with so many most likely tokens; 0: of the picked one alone; -1: no event */
     int prompt_logprobs; /* TERN_EVENT_SCORES, likewise.  Computes the whole prompt: the prefix cache is not asked */
     const tern_reply_params *reply; /* takes replies apart, with on_event NULL; NULL: all is TERN_EVENT_TEXT */
     tern_constraint constraint;     /* allow NULL: none.  Owned by the loop once submitted, freed by it */

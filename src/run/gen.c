@@ -90,7 +90,7 @@ static int push_token(struct tern_gen *g, int32_t id, tern_error *err)
     const char *text;
     size_t n;
     struct tern_buf control = {0};
-    bool mark = g->p.reply && tern_tokenizer_is_control(g->model->tok, id);
+    bool mark = g->p.reply && !g->p.show_control && tern_tokenizer_is_control(g->model->tok, id);
     TERN_TRY(mark ? tern_stream_finish(g->stream, &text, &n, err) : tern_stream_push(g->stream, id, &text, &n, err));
     TERN_TRY(push_text(g, text, n, err));
     if (mark && g->stop < 0) {
@@ -176,7 +176,7 @@ int tern_gen_open(struct tern_gen *g, const tern_model *m, const struct tern_gen
     TERN_TRY(tern_sampler_new(&g->sampler, m->net->desc.n_vocab, &p->sampler, err));
     TERN_TRY(list_never(g, err));
     if (m->tok)
-        TERN_TRY(tern_stream_new(&g->stream, m, false, err));
+        TERN_TRY(tern_stream_new(&g->stream, m, p->show_control, err));
     if (m->tok && p->continues)
         TERN_TRY(tern_stream_behind(g->stream, prompt[n_prompt - 1], err));
     if (p->reply && m->tok)
@@ -258,7 +258,8 @@ int tern_gen_take(struct tern_gen *g, int room, tern_error *err)
         g->finish = end ? TERN_FINISH_EOG : stop ? TERN_FINISH_STOP : TERN_FINISH_CONTEXT;
         g->last = end || stop ? id : -1;
         g->phase = TERN_GEN_OVER;
-        return stop && !end && g->p.keep_stop && g->stream ? push_token(g, id, err) : 0;
+        const bool told = end ? g->p.show_control : stop;
+        return told && g->p.keep_stop && g->stream ? push_token(g, id, err) : 0;
     }
     tern_sampler_accept(g->sampler, id);
     g->n_generated++;

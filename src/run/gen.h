@@ -24,6 +24,7 @@ struct tern_gen_params { /* arrays and texts are borrowed for the machine's life
     const int32_t *stop_ids;
     int n_stop_ids;
     bool keep_stop;            /* what stops the reply is part of its text */
+    bool show_control;         /* control tokens are text, the last one with keep_stop alone */
     tern_gen_text_fn *on_text; /* nullable */
     tern_reply *reply;         /* nullable; takes the text in place of on_text; borrowed */
     void *user;

@@ -142,7 +142,8 @@ static int on_reply(void *user, const tern_reply_event *e)
     }
     c->thinking = c->thinking || e->kind == TERN_REPLY_REASONING;
     tern_request_tell(c->request, &out);
-    return 0;
+    const tern_request *r = &c->request->r;
+    return r->one_call && e->kind == TERN_REPLY_CALL_END && c->gen.n_generated >= r->min_tokens;
 }
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
@@ -213,6 +214,7 @@ static int open_choice(struct tern_choice *c, const tern_request *r, tern_error 
                                 .stop_ids = q->r.stop_ids,
                                 .n_stop_ids = r->n_stop_ids,
                                 .keep_stop = r->keep_stop,
+                                .show_control = r->show_control,
                                 .on_text = on_text,
                                 .user = c};
     p.sampler.seed += (uint64_t)c->index;

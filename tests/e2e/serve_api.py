@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import tempfile
 
-from serve_lib import CALL, DONE, HALF_CALL, MODEL, TERN, THINK, Server, check, finish, same, status_of
+from serve_lib import CALL, CONTROL, DONE, HALF_CALL, MODEL, TERN, THINK, Server, check, finish, same, status_of
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -133,6 +133,22 @@ def test_tools(s):
 
 
 def test_too_long(s):
+def test_one_call(s):
+    """Where one call is wanted nothing is generated behind it."""
+    ask = {"tools": TOOLS, "logit_bias": {str(CALL): 500}, "max_tokens": 30, "parallel_tool_calls": False}
+    a = s.chat(**ask).json
+    c = a["choices"][0]
+    same((len(c["message"]["tool_calls"]), c["finish_reason"], a["usage"]["completion_tokens"]), (1, "tool_calls", 1), "one call")
+    a = s.chat(**ask, n=3, temperature=1).json
+    same([len(c["message"]["tool_calls"]) for c in a["choices"]] + [a["usage"]["completion_tokens"]], [1, 1, 1, 3], "in three replies")
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "temperature": 0, **ask}
+    chunks = chunks_of(s, {**body, "stream_options": {"include_usage": True}})
+    same((chunks[-2]["choices"][0]["finish_reason"], chunks[-1]["usage"]["completion_tokens"]), ("tool_calls", 1), "in a stream")
+    a = s.chat(**ask, min_tokens=4).json
+    same((len(a["choices"][0]["message"]["tool_calls"]), a["usage"]["completion_tokens"]), (1, 4), "but min_tokens are promised")
+    same(s.chat(**{**ask, "parallel_tool_calls": True}).json["usage"]["completion_tokens"], 30, "several go on")
+
+
     for path, body, param in [("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 15000000}]}, "messages"),
                               ("/v1/completions", {"prompt": "a " * 7500000}, "prompt")]:
         a = s.post(path, body)
@@ -279,6 +295,42 @@ def test_limits(s):
 
 
 def test_scoring(s):
+def test_control(s):
+    """skip_special_tokens: are control tokens text?"""
+    control = s.post("/detokenize", {"tokens": [CONTROL]}).json["content"]
+    forced = {"logit_bias": {str(CONTROL): 500}, "max_tokens": 2}
+    same(s.complete(**forced).json["choices"][0]["text"], "", "none by default")
+    c = s.complete(skip_special_tokens=False, logprobs=0, **forced).json["choices"][0]
+    same((c["text"], c["logprobs"]["text_offset"]), (2 * control, [0, len(control)]), "they are where it is asked for")
+    same(s.complete(skip_special_tokens=True, **forced).json["choices"][0]["text"], "", "and not where they shall be skipped")
+    same(s.chat(skip_special_tokens=False, **forced).json["choices"][0]["message"]["content"], 2 * control, "in a chat")
+    _, events = s.events("/v1/completions", {"prompt": "a", "skip_special_tokens": False, "stream": True, **forced})
+    same("".join(json.loads(d)["choices"][0]["text"] for _, d in events[:-1]), 2 * control, "in a stream")
+    c = s.complete(skip_special_tokens=False, stop=control[2:], **forced).json["choices"][0]
+    same((c["text"], c["finish_reason"]), (control[:2], "stop"), "stop strings see them")
+    ended = {"logit_bias": {"299": 500}, "max_tokens": 2}
+    for more, text in (({}, ""), ({"include_stop_str_in_output": True}, "<|im_end|>"), ({"ignore_eos": True}, 2 * "<|im_end|>")):
+        same(s.complete(skip_special_tokens=False, **ended, **more).json["choices"][0]["text"], text, "the end", more)
+        same(s.chat(skip_special_tokens=False, **ended, **more).json["choices"][0]["message"]["content"], text, "of a chat", more)
+    m = s.chat(skip_special_tokens=False, tools=TOOLS, logit_bias={str(CALL): 500}, max_tokens=1).json["choices"][0]["message"]
+    same((len(m["tool_calls"]), m["content"]), (1, None), "marks of a call are none")
+
+
+def test_nothing_asked(s):
+    """Values with which clients say that they want nothing."""
+    plain = s.complete().json["choices"]
+    for more in ({"logprobs": False}, {"stop": [""]}, {"stop": ["", ""]}, {"stop": ""}, {"stop": []}):
+        same(s.complete(**more).json.get("choices"), plain, more)
+    mark = plain[0]["text"][3]
+    same(s.complete(stop=["", mark]).json["choices"], s.complete(stop=[mark]).json["choices"], "an empty stop string beside another")
+    _, events = s.events("/v1/completions", {"prompt": ["a", "hello"], "max_tokens": 4, "temperature": 0, "stream": True, "ignore_eos": True,
+                                             "stream_options": {"include_usage": True, "continuous_usage_stats": True}})
+    usage = [json.loads(d)["usage"] for _, d in events[:-1]]
+    counts = [u["completion_tokens"] for u in usage if u]
+    check(len(counts) == len(usage) and counts == sorted(counts) and counts[-1] == counts[-2] == 8, "tokens so far", usage)
+    same(usage[0]["prompt_tokens"], usage[-1]["prompt_tokens"], "of both prompts")
+
+
     """What lm-eval does with a server: scores of given ids."""
     ids = s.post("/tokenize", {"content": "the other side"}).json["tokens"]
     body = {"max_tokens": 1, "echo": True, "logprobs": 1, "seed": 1234}
@@ -465,7 +517,7 @@ def test_unix():
 
 
 with Server() as server:
-    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_too_long, test_continued, test_reasoning, test_reasoning_counts, test_logprobs, test_completions, test_limits,
+    for test in (test_plain, test_chat, test_chat_stream, test_tools, test_one_call, test_too_long, test_continued, test_reasoning, test_reasoning_counts, test_logprobs, test_completions, test_limits, test_control, test_nothing_asked,
                  test_scoring, test_texts, test_connection):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")

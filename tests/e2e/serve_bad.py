@@ -124,7 +124,7 @@ USER = [{"role": "user", "content": "a"}]
 
 
 # What other servers have and this one has not, and what asks for nothing of it.
-ELSEWHERE = [("bad_words", ["a"]), ("prompt_logprobs", 1), ("prompt_logprobs", 0), ("skip_special_tokens", False),
+ELSEWHERE = [("bad_words", ["a"]), ("prompt_logprobs", 1), ("prompt_logprobs", 0),
              ("use_beam_search", True), ("length_penalty", 1.5), ("truncate_prompt_tokens", 5), ("cache_salt", "x"),
              ("return_token_ids", True), ("return_tokens_as_token_ids", True), ("logits_processors", ["x"]), ("n_predict", -3), ("n_predict", 5),
              ("typical_p", 0.9), ("top_n_sigma", 1), ("mirostat", 2), ("dynatemp_range", 0.5), ("dry_multiplier", 0.8),

@@ -20,7 +20,7 @@ MODEL = os.environ["TOOLS_MODEL"]  # a template with tools and reasoning
 TIMEOUT = 120
 
 # Ids of that model which are whole texts (tests/support/make_text_model.c).
-CALL, THINK, HALF_CALL, DONE = 300, 301, 302, 303
+CALL, THINK, HALF_CALL, DONE, CONTROL = 300, 301, 302, 303, 298
 
 checks = 0
 complaints = []

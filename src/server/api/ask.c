@@ -20,7 +20,7 @@ struct tern_ask *tern_ask_new(void)
     g->seed = TERN_ASK_UNSET;
     g->temperature = g->top_p = g->min_p = g->xtc_probability = g->xtc_threshold = g->repetition = g->repeat =
         g->presence = g->frequency = NAN;
-    g->parallel_calls = g->special = true;
+    g->parallel_calls = g->special = g->skips_control = true;
     g->format_param = "response_format";
     g->stop_param = "stop";
     return g;
@@ -343,6 +343,7 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
     g->request.stop = g->stops;
     g->request.logprobs = g->logprobs ? (int)(g->top_logprobs > 0 ? g->top_logprobs : 0) : -1;
     if (g->best_of > g->n && !g->logprobs)
+    g->request.show_control = !g->skips_control;
         g->request.logprobs = 0; /* the best ones are those of the highest probability */
     g->request.prompt_logprobs = g->echo && g->logprobs ? g->request.logprobs : -1;
     g->request.fair_key = fair_key(j);
@@ -410,3 +411,4 @@ int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
     make_reply(j->ask, &j->lanes[0].ids);
     return tern_ask_check_prompt(j, &j->lanes[0], f);
 }
+    j->ask->request.one_call = j->ask->tools_json && !tern_calls_several(j->ask);

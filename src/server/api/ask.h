@@ -27,8 +27,9 @@ struct tern_ask {
     /* Members of the request; unset numbers are TERN_ASK_UNSET, or NAN. */
     const char *model;
     bool stream, echo, ignore_eos, keep_stop, logprobs, parallel_calls;
-    bool special;   /* texts get what the tokenizer puts around them */
-    bool truncates; /* prompts that are too long lose their end */
+    bool special;       /* texts get what the tokenizer puts around them */
+    bool truncates;     /* prompts that are too long lose their end */
+    bool skips_control; /* control tokens are no text */
     bool include_usage, continuous_usage;
     int64_t max_tokens, max_completion_tokens, min_tokens, n, best_of, top_k, top_logprobs, penalty_last;
     int64_t seed;
@@ -85,6 +86,7 @@ void tern_ask_free(struct tern_ask *g);
         {"repeat_penalty", TERN_FIELD_NUM, TERN_ASK_AT(repeat), 0.01, 100, NULL},                                      \
         {"repeat_last_n", TERN_FIELD_INT, TERN_ASK_AT(penalty_last), -1, INT32_MAX, NULL},                             \
         {"include_stop_str_in_output", TERN_FIELD_BOOL, TERN_ASK_AT(keep_stop), 0, 0, NULL},                           \
+        {"skip_special_tokens", TERN_FIELD_BOOL, TERN_ASK_AT(skips_control), 0, 0, NULL},                              \
         {"allowed_token_ids", TERN_FIELD_ARR, TERN_ASK_AT(allowed_ids), 0, 0, NULL},                                   \
         {"logit_bias", TERN_FIELD_ANY, TERN_ASK_AT(logit_bias), 0, 0, NULL},                                           \
         {"ignore_eos", TERN_FIELD_BOOL, TERN_ASK_AT(ignore_eos), 0, 0, NULL},                                          \

@@ -208,7 +208,7 @@ static void take_scores(const struct tern_job *j, struct tern_choice *c, json_t 
     const tern_tokens *prompt = &c->lane->ids;
     int rc = 0;
     if (!c->spelled && c->scores) { /* it begins as the reply's own text does */
-        rc = tern_stream_new(&c->spelled, j->served->model, false, &err);
+        rc = tern_stream_new(&c->spelled, j->served->model, !j->ask->skips_control, &err);
         rc = rc < 0 ? rc : tern_stream_behind(c->spelled, prompt->p[prompt->len - 1], &err);
     }
     size_t i;

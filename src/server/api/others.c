@@ -26,7 +26,6 @@ static const struct tern_field fields[] = {
     /* vLLM */
     ANY("bad_words", "words cannot be excluded here; logit_bias excludes tokens"),
     ANY("prompt_logprobs", "ask /v1/completions with echo and logprobs"),
-    SWITCH("skip_special_tokens", 1, "control tokens are no text here"),
     SWITCH("use_beam_search", 0, "there is no search of beams here"),
     NUMBER("length_penalty", 1, 1, "there is no search of beams here"),
     SWITCH("early_stopping", 0, "there is no search of beams here"),
