@@ -670,7 +670,7 @@ int tern_cmd_bench(const struct tern_args *a, tern_error *err)
         TERN_TRY(tern_cli_usage(err, "-p 0 and -n 0 leave nothing to measure"));
     b.n_batches = sorted(b.batches, &a->v[TERN_OPT_BATCH]);
     b.max_batch = b.batches[b.n_batches - 1];
-    TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1e15, &read_bytes, err));
+    TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1, 1e15, &read_bytes, err));
     TERN_TRY(tern_setup_plans(&b.list, &a->v[TERN_OPT_BENCH_KV], err));
     TERN_TRY(tern_setup_model(&b.setup, a, a->v[TERN_OPT_MODEL].s, err));
     TERN_TRY(usual_plan(&b, err));

@@ -141,7 +141,7 @@ int tern_cmd_bench_kv(const struct tern_args *a, tern_error *err)
                             .progress = tern_progress_show,
                             .user = &bar}};
     TERN_TRY(tern_setup_format(&format, a, err));
-    TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1e15, &read_bytes, err));
+    TERN_TRY(tern_setup_size("--read", a->v[TERN_OPT_READ_SIZE].s, 1, 1e15, &read_bytes, err));
     b.p.read_bytes = (size_t)read_bytes;
     TERN_TRY(read_plans(&b, err));
     choose_geometry(&b);

@@ -56,9 +56,9 @@ static int read_options(struct bench *b, tern_error *err)
     double bytes;
     const struct tern_arg *v = b->a->v;
     TERN_TRY(read_types(b, err));
-    TERN_TRY(tern_setup_size("--size", v[TERN_OPT_WEIGHT_SIZE].s, 1e15, &bytes, err));
+    TERN_TRY(tern_setup_size("--size", v[TERN_OPT_WEIGHT_SIZE].s, 1, 1e15, &bytes, err));
     b->p.bytes = (size_t)bytes;
-    TERN_TRY(tern_setup_size("--read", v[TERN_OPT_READ_SIZE].s, 1e15, &bytes, err));
+    TERN_TRY(tern_setup_size("--read", v[TERN_OPT_READ_SIZE].s, 1, 1e15, &bytes, err));
     b->p.read_bytes = (size_t)bytes;
     b->p.n_rows = v[TERN_OPT_WEIGHT_ROWS].n_items;
     b->p.rows = b->rows;

@@ -444,15 +444,17 @@ static int check(const struct tern_args *a, tern_error *err)
 static int cache_size(const struct tern_args *a, double *bytes, tern_error *err)
 {
     const struct tern_arg *v = a->v;
-    char *end = NULL;
-    const char *text = v[TERN_OPT_CACHE_RAM].s;
-    const bool none = text && strtod(text, &end) == 0 && end != text && end[strspn(end, "KMGTkmgt")] == 0;
-    if (none && (v[TERN_OPT_CACHE_DISK].s || v[TERN_OPT_CACHE_SHARED].s || v[TERN_OPT_CACHE_FILES].s))
+    if (!v[TERN_OPT_CACHE_RAM].s)
+        return 0;
+    int rc = tern_setup_size("--cache-ram", v[TERN_OPT_CACHE_RAM].s, 0, 1e15, bytes, err);
+    if (rc < 0)
+        return rc;
+    if (*bytes < 1 && (v[TERN_OPT_CACHE_DISK].s || v[TERN_OPT_CACHE_SHARED].s || v[TERN_OPT_CACHE_FILES].s))
         return tern_cli_usage(err, "--cache-ram 0 leaves no room for what --%s brings; give it some",
                               v[TERN_OPT_CACHE_DISK].s     ? "cache-disk"
                               : v[TERN_OPT_CACHE_SHARED].s ? "cache-shared"
                                                            : "cache-files");
-    return text && !none ? tern_setup_size("--cache-ram", text, 1e15, bytes, err) : 0;
+    return 0;
 }
 
 static void set_cache(struct serve *s, tern_loop_params *p)
@@ -471,7 +473,7 @@ static int memory_size(struct serve *s, tern_error *err)
 {
     const char *text = s->a->v[TERN_OPT_MEMORY].s;
     if (text)
-        return tern_setup_size("--memory", text, 1e15, &s->memory, err);
+        return tern_setup_size("--memory", text, 1, 1e15, &s->memory, err);
     s->memory = s->n_models > 1 ? .75 * (double)machine_memory() : 0;
     return 0;
 }
@@ -521,9 +523,9 @@ int tern_cmd_serve(const struct tern_args *a, tern_error *err)
     struct serve s = {.a = a};
     double body = 0;
     TERN_TRY(check(a, err));
-    TERN_TRY(tern_setup_size("--max-body", v[TERN_OPT_MAX_BODY].s, 1 << 30, &body, err));
+    TERN_TRY(tern_setup_size("--max-body", v[TERN_OPT_MAX_BODY].s, 1, 1 << 30, &body, err));
     if (v[TERN_OPT_KV_MEMORY].s)
-        TERN_TRY(tern_setup_size("--kv-memory", v[TERN_OPT_KV_MEMORY].s, 1e15, &s.kv, err));
+        TERN_TRY(tern_setup_size("--kv-memory", v[TERN_OPT_KV_MEMORY].s, 1, 1e15, &s.kv, err));
     TERN_TRY(cache_size(a, &s.cache, err));
     TERN_TRY(read_models(&s, err));
     TERN_TRY(memory_size(&s, err));

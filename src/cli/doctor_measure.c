@@ -163,8 +163,8 @@ int tern_doctor_fit(const struct tern_args *a, tern_error *err)
     tern_fit fit = {0};
     struct tern_outfile f = {.fd = -1};
     struct tern_progress bar = {.what = "fit"};
-    TERN_TRY(tern_setup_size("--fit", a->v[TERN_OPT_FIT].s, 16777216, &ctx, err));
-    TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1e15, &bytes, err));
+    TERN_TRY(tern_setup_size("--fit", a->v[TERN_OPT_FIT].s, 1, 16777216, &ctx, err));
+    TERN_TRY(tern_setup_size("--in", a->v[TERN_OPT_FIT_IN].s, 1, 1e15, &bytes, err));
     TERN_TRY(tern_setup_model(&s, a, a->v[TERN_OPT_MODEL].s, err));
     if (check_card(s.model, bytes, err) < 0)
         TERN_TRY(tern_setup_fall_back(&s, a, NULL, err));

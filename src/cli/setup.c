@@ -257,7 +257,7 @@ void tern_setup_clear(struct tern_setup *s)
     tern_model_close(&s->draft);
 }
 
-int tern_setup_size(const char *option, const char *text, double max, double *out, tern_error *err)
+int tern_setup_size(const char *option, const char *text, double min, double max, double *out, tern_error *err)
 {
     char *end;
     errno = 0;
@@ -268,9 +268,9 @@ int tern_setup_size(const char *option, const char *text, double max, double *ou
             v *= 1024;
         end++;
     }
-    if (errno || end == text || *end || !(v >= 1 && v <= max))
-        return tern_cli_usage(err, "%s must be a number from 1 to %.0f, perhaps with K, M or G, not \"%.40s\"", option,
-                              max, text);
+    if (errno || end == text || *end || !(v >= min && v <= max))
+        return tern_cli_usage(err, "%s must be a number from %.0f to %.0f, perhaps with K, M or G, not \"%.40s\"",
+                              option, min, max, text);
     *out = v;
     return 0;
 }

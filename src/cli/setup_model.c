@@ -124,9 +124,9 @@ static int set_params(tern_model_params *p, struct opening *o, const struct tern
     double experts = 0, card = 0;
     TERN_TRY(check_card(a, err));
     if (v[TERN_OPT_GPU_MEMORY].n)
-        TERN_TRY(tern_setup_size("--gpu-memory", v[TERN_OPT_GPU_MEMORY].s, 1e15, &card, err));
+        TERN_TRY(tern_setup_size("--gpu-memory", v[TERN_OPT_GPU_MEMORY].s, 1, 1e15, &card, err));
     if (!o->draft && v[TERN_OPT_EXPERTS_RESIDENT].s)
-        TERN_TRY(tern_setup_size("--experts-resident", v[TERN_OPT_EXPERTS_RESIDENT].s, 1e15, &experts, err));
+        TERN_TRY(tern_setup_size("--experts-resident", v[TERN_OPT_EXPERTS_RESIDENT].s, 1, 1e15, &experts, err));
     *p = (tern_model_params){.n_threads = (int)v[TERN_OPT_THREADS].i,
                              .packed = computes ? v[TERN_OPT_PACKED].s : "use",
                              .rope_scaling = o->draft ? NULL : v[TERN_OPT_ROPE_SCALING].s,
