@@ -54,10 +54,10 @@ uint64_t tern_auth_key(const struct tern_server *s, const struct tern_http_call 
     return (uint64_t)(number ? number : key_number(s, plain));
 }
 
-/* "localhost:8080" -> is it this machine, whatever the port? */
-static bool names_this_machine(const char *host)
+/* "localhost:8080" -> is it this machine, whatever the port?  `own`: what --host calls it. */
+static bool names_this_machine(const char *host, const char *own)
 {
-    static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
+    const char *const names[] = {"localhost", "127.0.0.1", "[::1]", own};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         size_t n = strlen(names[i]);
         if (strncasecmp(host, names[i], n) == 0 && (host[n] == 0 || host[n] == ':'))
@@ -84,7 +84,7 @@ bool tern_auth_check(const struct tern_server *s, const struct tern_http_call *c
         return false;
     }
     bool guarded = tern_http_is_local(s->http) && !tern_http_call_is_unix(c);
-    if (guarded && host && !names_this_machine(host)) {
+    if (guarded && host && !names_this_machine(host, tern_http_host(s->http))) {
         (void)tern_fault_set(f, 403, "host_not_allowed", NULL,
                              "the Host header names another machine; without an API key only requests to localhost "
                              "are answered");

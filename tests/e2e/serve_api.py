@@ -3,6 +3,7 @@ import http.client
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -416,6 +417,15 @@ def test_guards():
         a = s.ask("GET", "/health", headers=own)
         same(a.status, 200, "its own origin")
         check(not any(h.lower().startswith("access-control") for h in a.headers), "no CORS")
+    listening = subprocess.Popen([TERN, "serve", "-m", MODEL, "--host", "127.0.0.2", "--port", "0"], stdout=subprocess.PIPE, text=True)
+    host, port = re.match(r"listening on http://(.*):(\d+)$", listening.stdout.readline()).groups()
+    for name, status in ((f"{host}:{port}", 200), ("localhost", 200), ("127.0.0.3", 403), ("127.0.0.2.evil.example", 403)):
+        c = http.client.HTTPConnection(host, int(port), timeout=30)
+        c.request("GET", "/v1/models", headers={"Host": name})
+        same(c.getresponse().status, status, "at an address of this machine's own, asked as", name)
+        c.close()
+    listening.terminate()
+    same(listening.wait(60), 0, "status after SIGTERM")
     refused = subprocess.run([TERN, "serve", "-m", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True,
                              text=True)
     same((refused.returncode, refused.stderr.count("\n"), "--insecure" in refused.stderr), (1, 1, True),

@@ -41,8 +41,9 @@ int tern_http_open(struct tern_http **out, struct event_base *base, const struct
 void tern_http_close(struct tern_http **h);
 /* No new connections, and none is kept after its answer. */
 void tern_http_drain(struct tern_http *h);
-int tern_http_port(const struct tern_http *h);      /* of the TCP socket */
-bool tern_http_is_local(const struct tern_http *h); /* can only this machine connect? */
+int tern_http_port(const struct tern_http *h);         /* of the TCP socket */
+bool tern_http_is_local(const struct tern_http *h);    /* can only this machine connect? */
+const char *tern_http_host(const struct tern_http *h); /* as in its address; "": it has no TCP socket */
 int tern_http_connections(const struct tern_http *h);
 /* Where the server can be reached, "http://127.0.0.1:8080", into out. */
 void tern_http_address(const struct tern_http *h, char *out, size_t n);

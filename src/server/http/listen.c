@@ -271,6 +271,11 @@ int tern_http_port(const struct tern_http *h)
     return h->port;
 }
 
+const char *tern_http_host(const struct tern_http *h)
+{
+    return h->host;
+}
+
 bool tern_http_is_local(const struct tern_http *h)
 {
     return h->loopback;
