@@ -116,6 +116,20 @@ def test_messages_stream(s):
          ({"stop_reason": "max_tokens", "stop_sequence": None}, 8), "the end")
 
 
+def test_nul(s):
+    """A NUL character cuts no text."""
+    count = lambda **body: s.post("/v1/messages/count_tokens", {"messages": USER, **body}).json["input_tokens"]
+    turn = lambda content: {"messages": [{"role": "user", "content": content}]}
+    base, text = count(**turn("")), "a\0bcd"
+    n = len(s.post("/tokenize", {"content": text}).json["tokens"])
+    same(count(**turn(text)) - base, n, "in a message")
+    same(count(**turn([{"type": "text", "text": text}])) - base, n, "in a block")
+    same(count(system=text) - count(system="a"), n - 1, "in the system's text")
+    same(count(system=[{"type": "text", "text": text}]), count(system=text), "in its block")
+    result = lambda x: turn([{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": x}]}])
+    same(count(**result(text)) - count(**result("a")), n - 1, "in a result")
+
+
 def test_messages_bad(s):
     rows = [({"messages": []}, "messages"), ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": None}, "max_tokens"),
             ({"messages": [{"role": "system", "content": "a"}]}, "messages[0]"), ({"system": 1}, "system"),
@@ -299,7 +313,7 @@ def test_penalties(s):
 
 
 with Server() as server:
-    for test in (test_said_back, test_draws, test_penalties, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
+    for test in (test_said_back, test_draws, test_nul, test_penalties, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.stop(15), 0, "status after SIGTERM")

@@ -34,6 +34,13 @@ static int bad(struct tern_fault *f, const char *param, const char *sentence)
 
 /* ---- conversations ----------------------------------------------------------------------------------------------- */
 
+static void add_text(struct tern_buf *b, const json_t *text)
+{
+    if (b->len)
+        tern_json_add(b, "\n", 1);
+    tern_json_add(b, json_string_value(text), json_string_length(text)); /* it may have NUL characters */
+}
+
 /* A text, or the texts of a list of text blocks; NULL: something else.  `volatile_head`: without the block that
  * changes with every request of one client and would keep prompts from sharing their beginning. */
 static json_t *block_text(const json_t *content, bool volatile_head)
@@ -47,15 +54,13 @@ static json_t *block_text(const json_t *content, bool volatile_head)
         return NULL;
     json_array_foreach(content, i, block)
     {
-        const char *type = json_string_value(json_object_get(block, "type")),
-                   *text = json_string_value(json_object_get(block, "text"));
-        if (!type || strcmp(type, "text") != 0 || !text)
+        const char *type = json_string_value(json_object_get(block, "type"));
+        const json_t *text = json_object_get(block, "text");
+        if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
             goto out;
-        if (volatile_head && strncmp(text, "x-anthropic-billing-header", 26) == 0)
+        if (volatile_head && strncmp(json_string_value(text), "x-anthropic-billing-header", 26) == 0)
             continue;
-        if (b.len)
-            tern_json_add(&b, "\n", 1);
-        tern_json_add(&b, text, strlen(text));
+        add_text(&b, text);
     }
     out = json_stringn(b.p ? b.p : "", b.len);
 out:
@@ -96,25 +101,17 @@ static int tool_use(struct turn *t, const json_t *block, const char *at, struct 
     return 0;
 }
 
-static void add_text(struct tern_buf *b, const char *text)
-{
-    if (b->len)
-        tern_json_add(b, "\n", 1);
-    tern_json_add(b, text, strlen(text));
-}
-
 static int add_block(struct turn *t, const json_t *block, const char *at, struct tern_fault *f)
 {
-    const char *type = json_string_value(json_object_get(block, "type")),
-               *text = json_string_value(json_object_get(block, "text")),
-               *thought = json_string_value(json_object_get(block, "thinking"));
+    const char *type = json_string_value(json_object_get(block, "type"));
+    const json_t *text = json_object_get(block, "text"), *thought = json_object_get(block, "thinking");
     if (!type)
         return bad(f, at, "has no type");
-    if (strcmp(type, "text") == 0 && text) {
+    if (strcmp(type, "text") == 0 && json_is_string(text)) {
         add_text(&t->text, text);
         return 0;
     }
-    if (t->assistant && strcmp(type, "thinking") == 0 && thought) {
+    if (t->assistant && strcmp(type, "thinking") == 0 && json_is_string(thought)) {
         add_text(&t->thought, thought);
         return 0;
     }
@@ -142,7 +139,7 @@ static int add_message(json_t *out, const json_t *m, size_t index, struct tern_f
         return bad(f, at, "must have the role user or assistant");
     t.assistant = role[0] == 'a';
     if (json_is_string(content))
-        add_text(&t.text, json_string_value(content));
+        add_text(&t.text, content);
     else if (!json_is_array(content))
         return bad(f, at, "must have a string or a list of blocks as content");
     json_array_foreach(content, i, block)
