@@ -127,9 +127,8 @@ typedef struct tern_request { /* zero-initialise, then tern_request_defaults; al
     int prompt_logprobs; /* TERN_EVENT_SCORES, likewise.  Computes the whole prompt: the prefix cache is not asked */
     const tern_reply_params *reply; /* takes replies apart, with on_event NULL; NULL: all is TERN_EVENT_TEXT */
     tern_constraint constraint;     /* allow NULL: none.  Owned by the loop once submitted, freed by it */
-    tern_embed
-        embed;    /* the hidden states after the last norm: of the last token, or their mean; max_tokens must be 0 */
-    int priority; /* higher goes first, whoever asks */
+    tern_embed embed;  /* hidden states after the last norm: the last token's, or the mean; max_tokens must be 0 */
+    int priority;      /* higher goes first, whoever asks */
     uint64_t fair_key; /* who asks: those who ask take turns */
     double timeout_s;  /* from submission to end; 0 = none */
 } tern_request;

@@ -133,7 +133,6 @@ def test_tools(s):
     check("<tool_call>" in half["content"] and "tool_calls" not in half, "half a call is text", half)
 
 
-def test_too_long(s):
 def test_one_call(s):
     """Where one call is wanted nothing is generated behind it."""
     ask = {"tools": TOOLS, "logit_bias": {str(CALL): 500}, "max_tokens": 30, "parallel_tool_calls": False}
@@ -150,6 +149,7 @@ def test_one_call(s):
     same(s.chat(**{**ask, "parallel_tool_calls": True}).json["usage"]["completion_tokens"], 30, "several go on")
 
 
+def test_too_long(s):
     for path, body, param in [("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 15000000}]}, "messages"),
                               ("/v1/completions", {"prompt": "a " * 7500000}, "prompt")]:
         a = s.post(path, body)
@@ -295,7 +295,6 @@ def test_limits(s):
     same(text(repeat_penalty=1.8, repeat_last_n=64), text(repeat_penalty=1.8), "64 tokens")
 
 
-def test_scoring(s):
 def test_control(s):
     """skip_special_tokens: are control tokens text?"""
     control = s.post("/detokenize", {"tokens": [CONTROL]}).json["content"]
@@ -332,6 +331,7 @@ def test_nothing_asked(s):
     same(usage[0]["prompt_tokens"], usage[-1]["prompt_tokens"], "of both prompts")
 
 
+def test_scoring(s):
     """What lm-eval does with a server: scores of given ids."""
     ids = s.post("/tokenize", {"content": "the other side"}).json["tokens"]
     body = {"max_tokens": 1, "echo": True, "logprobs": 1, "seed": 1234}

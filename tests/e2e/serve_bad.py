@@ -159,9 +159,9 @@ def chat_rows():
         for v in values:
             yield {field: v}, field
     ranges = {
-        "max_tokens": [0, -2, -BIG], "max_completion_tokens": [-2], "temperature": [-1, 1e9], "top_k": [-5, 2**31],
+        "max_tokens": [0, -2, -BIG], "max_completion_tokens": [-2, 0], "reasoning_format": ["deepseek-legacy", "x"], "temperature": [-1, 1e9], "top_k": [-5, 2**31],
         "top_p": [-0.1, 1.5], "n": [0, -1, 10**9, 17], "top_logprobs": [-1, 10**6], "min_tokens": [-1],
-        "stop": [[""], ["x"] * 100000, "a" * 5000], "logit_bias": [{"99999": 1}, {"-1": 1}, {"x": 1}, {"": 1},
+        "stop": [["a\0"], ["x"] * 100000, "a" * 5000], "logit_bias": [{"99999": 1}, {"-1": 1}, {"x": 1}, {"": 1},
                                                                       {"1": "x"}, {"1": 1e9}, {"1": None}],
         "repetition_penalty": [0, -1, 1e9], "presence_penalty": [1e9], "stop_token_ids": [[-1], [10**6], ["x"]],
     }
@@ -334,10 +334,10 @@ def test_numbers(s):
             ("/v1/completions", {"prompt": "a"}, {"stop_token_ids": [BIG]}, "a list in line 1 has a number that 64 bits do not hold: 9223372036854775808"),
             ("/v1/completions", {"prompt": "a"}, {"seed": 1e19}, "seed must be an integer of 64 bits, not 1e+19"),
             ("/v1/completions", {"prompt": "a"}, {"seed": 1.5}, "seed must be an integer of 64 bits, not 1.5"),
-            ("/v1/messages", {"messages": USER, "max_tokens": 1}, {"stop_sequences": [""]},
-             "stop_sequences[0] must be a text of 1 to 4096 bytes without NUL characters"),
-            ("/api/generate", {"prompt": "a"}, {"options": {"stop": ["a", ""]}},
-             "options.stop[1] must be a text of 1 to 4096 bytes without NUL characters")):
+            ("/v1/messages", {"messages": USER, "max_tokens": 1}, {"stop_sequences": ["\0"]},
+             "stop_sequences[0] must be a text of at most 4096 bytes without NUL characters"),
+            ("/api/generate", {"prompt": "a"}, {"options": {"stop": ["a", "x" * 5000]}},
+             "options.stop[1] must be a text of at most 4096 bytes without NUL characters")):
         a = s.post(path, {**body, **change})
         e = a.json["error"]
         same((a.status, e if isinstance(e, str) else e["message"]), (400, sentence), path, change)

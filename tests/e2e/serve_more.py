@@ -190,10 +190,13 @@ def test_ollama(s):
                        ({"options": {"num_ctx": 10**6}}, "num_ctx"), ({"format": "yaml"}, "format"),
                        ({"format": {"not": {}}}, "format"), ({"messages": 1}, "messages"),
                        ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "images"),
-                       ({"think": 1}, "think"), ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 2}, "top_logprobs"),
+                       ({"think": 1}, "think"), ({"think": "a lot"}, "think must be none, minimal"),
+                       ({"options": {"mirostat": "x"}}, "options.mirostat"), ({"options": {"typical_p": 0.5}}, "options.typical_p"), ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 2}, "top_logprobs"),
                        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs")):
         a = s.post("/api/chat", {"model": "tools", "messages": USER, **body})
         same((a.status, word in a.json["error"]), (400, True), body, a.body)
+    off = {"mirostat": 0, "typical_p": 1.0, "tfs_z": None}
+    same(lines(s, "/api/chat", {"messages": USER, "options": {**options, **off}, "stream": False})[0]["message"]["content"], text, "samplers that are off")
     same(s.post("/api/chat", {"model": "other", "messages": USER}).status, 404, "another model")
     same(s.post("/api/pull", {"model": "x"}).status, 404, "pull")
 
@@ -211,6 +214,8 @@ def test_responses(s):
          "a response")
     same([(o["type"], o["content"][0]["text"]) for o in j["output"]], [("message", text)], "its output")
     same(j["usage"]["output_tokens"], 8, "usage")
+    same(respond(s, top_logprobs=0, include=["reasoning.encrypted_content"]).json["output"][0]["content"], j["output"][0]["content"],
+         "fields that ask for nothing")
     items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
     same(respond(s, input=items).json["output"][0]["content"], j["output"][0]["content"], "items as input")
     _, events = s.events("/v1/responses", {"input": "hello", "max_output_tokens": 8, "temperature": 0, "stream": True})
@@ -232,7 +237,9 @@ def test_responses(s):
                           ({"input": []}, "input"), ({"input": [{"type": "x"}]}, "input[0]"), ({"background": True}, "background"),
                           ({"input": [{"type": "function_call"}]}, "input[0]"), ({"truncation": "auto"}, "truncation"),
                           ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
-                          ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"max_output_tokens": 0}, "max_output_tokens")):
+                          ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"max_output_tokens": 0}, "max_output_tokens"),
+                          ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"), ({"top_logprobs": 1}, "top_logprobs"),
+                          ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include")):
         a = respond(s, **change)
         same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
 

@@ -23,6 +23,7 @@ struct tern_ask *tern_ask_new(void)
     g->parallel_calls = g->special = g->skips_control = true;
     g->format_param = "response_format";
     g->stop_param = "stop";
+    g->effort_param = "reasoning_effort";
     return g;
 }
 
@@ -88,9 +89,11 @@ static int add_stop(struct tern_ask *g, const json_t *v, const char *param, stru
     if (!text)
         return tern_fault_set(f, 400, "invalid_type", param, "%s must be a string or a list of strings", param);
     size_t n = json_string_length(v);
-    if (n == 0 || n > 4096 || strlen(text) != n)
+    if (n == 0) /* some clients say none so, and none is what can be meant */
+        return 0;
+    if (n > 4096 || strlen(text) != n)
         return tern_fault_set(f, 400, "invalid_value", param,
-                              "%s must be a text of 1 to 4096 bytes without NUL characters", param);
+                              "%s must be a text of at most 4096 bytes without NUL characters", param);
     if (g->request.n_stop == TERN_MAX_STOPS)
         return tern_fault_set(f, 400, "invalid_value", g->stop_param, "%s has more than %d strings", g->stop_param,
                               TERN_MAX_STOPS);
@@ -102,7 +105,7 @@ static int read_stops(struct tern_ask *g, struct tern_fault *f)
 {
     size_t i;
     json_t *v;
-    if (!g->stop || (json_is_string(g->stop) && json_string_length(g->stop) == 0)) /* "": some clients say none so */
+    if (!g->stop)
         return 0;
     if (!json_is_array(g->stop))
         return add_stop(g, g->stop, g->stop_param, f);
@@ -340,10 +343,10 @@ int tern_ask_request(struct tern_job *j, struct tern_fault *f)
         return tern_fault_set(f, 400, "invalid_value", "min_tokens", "min_tokens must not be more than max_tokens");
     g->request.ignore_eos = g->ignore_eos;
     g->request.keep_stop = g->keep_stop;
+    g->request.show_control = !g->skips_control;
     g->request.stop = g->stops;
     g->request.logprobs = g->logprobs ? (int)(g->top_logprobs > 0 ? g->top_logprobs : 0) : -1;
     if (g->best_of > g->n && !g->logprobs)
-    g->request.show_control = !g->skips_control;
         g->request.logprobs = 0; /* the best ones are those of the highest probability */
     g->request.prompt_logprobs = g->echo && g->logprobs ? g->request.logprobs : -1;
     g->request.fair_key = fair_key(j);
@@ -408,7 +411,7 @@ int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
     if (tern_job_lanes(j, 1, f) < 0 || tern_messages_tokens(j, &j->lanes[0].ids, &j->lanes[0].borders, f) < 0)
         return -1;
     j->ask->request.continues = j->ask->continues;
+    j->ask->request.one_call = j->ask->tools_json && !tern_calls_several(j->ask);
     make_reply(j->ask, &j->lanes[0].ids);
     return tern_ask_check_prompt(j, &j->lanes[0], f);
 }
-    j->ask->request.one_call = j->ask->tools_json && !tern_calls_several(j->ask);

@@ -48,7 +48,7 @@ struct tern_ask {
     enum tern_ask_rule rule;
     char *rule_text;
     tern_grammar *compiled;
-    const char *rule_param, *format_param, *stop_param; /* what the fields are called in this API */
+    const char *rule_param, *format_param, *stop_param, *effort_param; /* what the fields are called in this API */
     bool call_required, strict_tools;
     const char *call_function; /* that is required; NULL: any */
     tern_request request;
@@ -169,5 +169,7 @@ int tern_ask_conversation(struct tern_job *j, struct tern_fault *f);
 /* "stop", "length", "tool_calls" */
 const char *tern_finish_openai(const struct tern_choice *c);
 json_t *tern_usage_openai(const struct tern_job *j);
+/* In the middle of a stream: choices tell their tokens so far in n_parts. */
+json_t *tern_usage_so_far(const struct tern_job *j);
 
 #endif

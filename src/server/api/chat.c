@@ -37,10 +37,15 @@ static int prepare(struct tern_job *j, struct tern_fault *f)
     struct tern_ask *g = j->ask;
     if (g->text && strcmp(g->text, "none") == 0)
         g->reply.reasoning = "off"; /* not told apart: it stays in the text */
+    else if (g->text && strcmp(g->text, "auto") != 0 && strcmp(g->text, "deepseek") != 0)
+        return tern_fault_set(f, 400, "unsupported_value", "reasoning_format",
+                              "reasoning_format must be \"auto\", \"deepseek\" or \"none\"");
     if (!g->messages)
         return tern_fault_set(f, 400, "missing_required_parameter", "messages", "messages is missing");
-    if (g->max_tokens == 0 || g->max_completion_tokens == 0)
-        return tern_fault_set(f, 400, "invalid_value", "max_tokens", "max_tokens must be at least 1");
+    if (g->max_tokens == 0 || g->max_completion_tokens == 0) {
+        const char *param = g->max_tokens == 0 ? "max_tokens" : "max_completion_tokens";
+        return tern_fault_set(f, 400, "invalid_value", param, "%s must be at least 1", param);
+    }
     if (g->top_logprobs > 0 && !g->logprobs)
         return tern_fault_set(f, 400, "invalid_value", "top_logprobs", "top_logprobs needs \"logprobs\": true");
     tern_ask_name(j, "chatcmpl-");
@@ -109,12 +114,13 @@ static void end_whole(struct tern_job *j)
 
 /* ---- the stream -------------------------------------------------------------------------------------------------- */
 
-static json_t *running_usage(const struct tern_job *j)
+json_t *tern_usage_so_far(const struct tern_job *j)
 {
-    int n = 0;
+    int n = 0, prompt = 0;
     for (int i = 0; i < j->n_choices; i++)
         n += j->choices[i].n_parts;
-    int prompt = (int)j->lanes[0].ids.len;
+    for (int i = 0; i < j->n_lanes; i++)
+        prompt += (int)j->lanes[i].ids.len;
     return json_pack("{si si si}", "prompt_tokens", prompt, "completion_tokens", n, "total_tokens", prompt + n);
 }
 
@@ -139,7 +145,7 @@ static void send_delta(struct tern_job *j, struct tern_choice *c, json_t *delta,
         json_decref(c->scores);
         c->scores = NULL;
     }
-    json_t *usage = j->ask->continuous_usage ? running_usage(j) : j->ask->include_usage ? json_null() : NULL;
+    json_t *usage = j->ask->continuous_usage ? tern_usage_so_far(j) : j->ask->include_usage ? json_null() : NULL;
     send_chunk(j, json_pack("[o]", choice), usage);
 }
 

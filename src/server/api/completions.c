@@ -131,6 +131,8 @@ int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, str
 
 static int prepare(struct tern_job *j, struct tern_fault *f)
 {
+    if (json_is_false(json_object_get(j->root, "logprobs"))) /* none, as the chat API says it */
+        (void)json_object_del(j->root, "logprobs");
     if (tern_ask_read(j, fields, f) < 0 || tern_ask_others(j, f) < 0)
         return -1;
     struct tern_ask *g = j->ask;
@@ -302,16 +304,19 @@ static void send_text(struct tern_job *j, struct tern_choice *c, const char *tex
                                                                           : json_null());
     json_decref(scores);
     tern_buf_clear(&b);
-    send_chunk(j, json_pack("[o]", choice), j->ask->include_usage ? json_null() : NULL);
+    json_t *usage = j->ask->continuous_usage ? tern_usage_so_far(j) : j->ask->include_usage ? json_null() : NULL;
+    send_chunk(j, json_pack("[o]", choice), usage);
 }
 
 static void piece(struct tern_job *j, struct tern_choice *c, const tern_event *e)
 {
+    c->n_parts = e->n_generated; /* tokens so far */
     send_text(j, c, e->text, e->n, NULL);
 }
 
 static void choice_end(struct tern_job *j, struct tern_choice *c)
 {
+    c->n_parts = c->end.n_generated;
     send_text(j, c, "", 0, tern_finish_openai(c));
 }
 

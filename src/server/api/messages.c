@@ -304,7 +304,7 @@ static int add_effort(const struct tern_job *j, json_t *vars, struct tern_fault 
     while (i < 7 && strcmp(effort, words[i]) != 0)
         i++;
     if (i == 7)
-        return bad(f, "invalid_value", "reasoning_effort", "must be none, minimal, low, medium, high, xhigh or max");
+        return bad(f, "invalid_value", j->ask->effort_param, "must be none, minimal, low, medium, high, xhigh or max");
     const char *most = tern_model_chat_quotes(m, "max") ? "max" : "high";
     if (tern_model_chat_uses(m, "reasoning_effort") && i > 0)
         (void)json_object_set_new(vars, "reasoning_effort", json_string(i == 1 ? "low" : i > 4 ? most : effort));

@@ -40,6 +40,8 @@ static const struct tern_field generate_fields[] = {
     {0},
 };
 
+static const char no_sampler[] = "there is no such sampler here";
+
 /* What concerns the machine is the server's own business (num_gpu, num_thread, ...) and left alone. */
 static const struct tern_field option_fields[] = {
     {"temperature", TERN_FIELD_NUM, AT(temperature), 0, 100, NULL},
@@ -56,6 +58,9 @@ static const struct tern_field option_fields[] = {
     {"repeat_last_n", TERN_FIELD_INT, AT(penalty_last), -1, INT32_MAX, NULL},
     {"presence_penalty", TERN_FIELD_NUM, AT(presence), -100, 100, NULL},
     {"frequency_penalty", TERN_FIELD_NUM, AT(frequency), -100, 100, NULL},
+    {"mirostat", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 0, 0, no_sampler},
+    {"typical_p", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 1, 1, no_sampler},
+    {"tfs_z", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 1, 1, no_sampler},
     {0},
 };
 
@@ -103,19 +108,12 @@ int tern_ollama_keep_alive(const json_t *v, double *out, struct tern_fault *f)
 static int read_options(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
-    static const char *const absent[] = {"mirostat", "typical_p", "tfs_z"};
     int ctx = tern_engine_ctx(j->served->engine);
     json_t *options = g->template_vars;
     g->template_vars = NULL;
     g->stop_param = "options.stop";
     if (options && tern_fields_read(option_fields, options, "options.", g, f) < 0)
         return -1;
-    for (size_t i = 0; i < 3; i++) {
-        double off = i ? 1 : 0, v = json_number_value(json_object_get(options, absent[i]));
-        if (json_object_get(options, absent[i]) && v != off)
-            return tern_fault_set(f, 400, "unsupported_parameter", absent[i], "options.%s is not known here",
-                                  absent[i]);
-    }
     if (g->n > ctx)
         return tern_fault_set(f, 400, "invalid_value", "num_ctx",
                               "options.num_ctx: the server was started with a context of %d tokens (--ctx)", ctx);
@@ -128,6 +126,7 @@ static int read_options(struct tern_job *j, struct tern_fault *f)
 static int read_think(struct tern_job *j, struct tern_fault *f)
 {
     struct tern_ask *g = j->ask;
+    g->effort_param = "think";
     if (!g->thinking)
         return 0;
     if (json_is_string(g->thinking))

@@ -8,6 +8,8 @@
 
 static const char no_state[] = "nothing is kept between requests here; send the whole conversation as input";
 
+static const char no_logprobs[] = "ask /v1/chat/completions for log probabilities";
+
 static const struct tern_field fields[] = {
     {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL},
     {"input", TERN_FIELD_ANY, AT(input), 0, 0, NULL},
@@ -22,7 +24,7 @@ static const struct tern_field fields[] = {
     {"reasoning", TERN_FIELD_OBJ, AT(thinking), 0, 0, NULL},
     {"text", TERN_FIELD_OBJ, AT(prompt), 0, 0, NULL},
     {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},
-    {"include", TERN_FIELD_ARR, TERN_FIELD_CHECKED, 0, 0, NULL},
+    {"include", TERN_FIELD_ARR, AT(stop), 0, 0, NULL},
     {"store", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"truncation", TERN_FIELD_STR, AT(text), 0, 0, NULL},
     {"user", TERN_FIELD_STR, AT(user), 0, 0, NULL},
@@ -32,7 +34,7 @@ static const struct tern_field fields[] = {
     {"conversation", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, no_state},
     {"background", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, no_state},
     {"prompt", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "there are no stored prompts here"},
-    {"top_logprobs", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "ask /v1/chat/completions for log probabilities"},
+    {"top_logprobs", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 0, 0, no_logprobs},
     {0},
 };
 
@@ -145,11 +147,21 @@ static int read_rest(struct tern_ask *g, struct tern_fault *f)
 {
     json_t *format = json_object_get(g->prompt, "format");
     g->format_param = "text.format";
+    g->effort_param = "reasoning.effort";
     if (format && !json_is_object(format) && !json_is_null(format))
         return bad(f, "text.format", "must be an object");
     g->format = json_is_object(format) ? format : NULL;
     if (g->text && strcmp(g->text, "disabled") != 0)
         return bad(f, "truncation", "must be \"disabled\": a conversation that is too long is refused");
+    size_t i;
+    const json_t *more;
+    json_array_foreach(g->stop, i, more)
+    {
+        const char *name = json_string_value(more);
+        if (name && strcmp(name, "message.output_text.logprobs") == 0)
+            return tern_fault_set(f, 400, "unsupported_value", "include", "include: %s: %s", name, no_logprobs);
+    }
+    g->stop = NULL; /* this API has no stop strings */
     json_t *effort = json_object_get(g->thinking, "effort");
     if (effort && !json_is_null(effort) && !json_is_string(effort))
         return bad(f, "reasoning.effort", "must be a string");
