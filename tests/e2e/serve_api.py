@@ -359,6 +359,11 @@ def test_texts(s):
     same(j["count"], 4, "their number")
     same(s.post("/detokenize", {"tokens": [t["id"] for t in j["tokens"]]}).json["content"], "hello", "and back")
     same(s.get("/tokenizer_info").json["vocab_size"], 305, "the tokenizer")
+    talk = {"messages": [{"role": "user", "content": "hello"}], "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}}
+    shown = s.post("/apply-template", talk).json
+    j = s.post("/tokenize", {**talk, "with_pieces": True}).json
+    same(([t["id"] for t in j["tokens"]], j["count"], j["prefix_id"]), (shown["tokens"], shown["count"], shown["prefix_id"]), "a conversation")
+    same("".join(t["piece"] for t in j["tokens"]), shown["prompt"], "in pieces")
     t = s.post("/apply-template", {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": ""}]})
     check("system\na" in t.json["prompt"], "the developer is the system")
 

@@ -346,7 +346,9 @@ def test_numbers(s):
 def test_texts(s):
     for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 1}, "content"),
                               ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
-                              ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": "a"}, "tokens"),
+                              ("/tokenize", {"messages": [1]}, "messages[0]"), ("/tokenize", {"messages": USER, "content": "a"}, "messages"),
+                              ("/tokenize", {"messages": USER, "add_special_tokens": True}, "messages"),
+                              ("/tokenize", {"content": "a", "prompt": "a"}, "prompt"), ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": "a"}, "tokens"),
                               ("/detokenize", {"tokens": [-1]}, "tokens"), ("/detokenize", {"tokens": [1, None]}, "tokens"),
                               ("/apply-template", {}, "messages"), ("/apply-template", {"messages": [1]}, "messages[0]")):
         refused(s, path, body, param)

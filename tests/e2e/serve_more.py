@@ -119,6 +119,25 @@ def test_messages_stream(s):
 def test_nul(s):
     """A NUL character cuts no text."""
     count = lambda **body: s.post("/v1/messages/count_tokens", {"messages": USER, **body}).json["input_tokens"]
+def test_effort(s):
+    """Of Anthropic's API: how much is thought, not whether."""
+    count = lambda **body: s.post("/v1/messages/count_tokens", {"messages": USER, **body}).json["input_tokens"]
+    same(count(output_config={"effort": "low"}), count(), "no switch")
+    check(count(output_config={"effort": "low"}, thinking={"type": "enabled", "budget_tokens": 9}) > count(), "which is another field")
+    with tempfile.TemporaryDirectory() as d:
+        template, path = os.path.join(d, "effort.jinja"), os.path.join(d, "effort.gguf")
+        with open(template, "w") as f:
+            f.write("{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}")
+        subprocess.run([os.environ["MAKE_TEXT_MODEL"], "--v4", template, path], check=True)
+        with Server(model=path) as other:
+            length = lambda text: other.post("/tokenize", {"content": text}).json["count"]
+            same(count_of(other, "medium") - count_of(other, "low"), length("medium") - length("low"), "where the template writes it")
+
+
+def count_of(s, effort):
+    return s.post("/v1/messages/count_tokens", {"messages": USER, "output_config": {"effort": effort}}).json["input_tokens"]
+
+
     turn = lambda content: {"messages": [{"role": "user", "content": content}]}
     base, text = count(**turn("")), "a\0bcd"
     n = len(s.post("/tokenize", {"content": text}).json["tokens"])

@@ -5,7 +5,7 @@
 
 struct text_request {
     const char *model;
-    json_t *content, *prompt, *tokens;
+    json_t *content, *prompt, *messages, *tokens;
     bool add_special, with_pieces, parse_special, skip_special;
 };
 
@@ -28,13 +28,48 @@ static json_t *id_list(const tern_model *m, const tern_tokens *ids, bool pieces)
     return list;
 }
 
-/* A text, or a conversation in "messages" as of /v1/chat/completions. */
+/* "messages" as of /v1/chat/completions, and what belongs to them. */
+static int conversation_ids(struct tern_job *j, tern_tokens *ids, struct tern_fault *f)
+{
+    static const struct tern_field table[] = {
+        {"model", TERN_FIELD_STR, TERN_ASK_AT(model), 0, 512, NULL},
+        {"messages", TERN_FIELD_ARR, TERN_ASK_AT(messages), 0, 0, NULL},
+        {"tools", TERN_FIELD_ARR, TERN_ASK_AT(tools), 0, 0, NULL},
+        {"tool_choice", TERN_FIELD_ANY, TERN_ASK_AT(tool_choice), 0, 0, NULL},
+        {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
+        {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
+        TERN_ASK_CONTINUES,
+        {0},
+    };
+    return tern_ask_read(j, table, f) < 0 ? -1 : tern_messages_tokens(j, ids, NULL, f);
+}
+
+/* A text, where there is one alone; its ids. */
+static int text_ids(struct tern_job *j, const struct text_request *r, tern_tokens *ids, struct tern_fault *f)
+{
+    const json_t *text = r->prompt ? r->prompt : r->content;
+    const char *param = r->prompt ? "prompt" : "content";
+    tern_error err;
+    if (r->prompt && r->content)
+        return tern_fault_set(f, 400, "invalid_value", param,
+                              "prompt and content are names of the same text; give one");
+    if (!json_is_string(text))
+        return tern_fault_set(f, 400, "invalid_type", param,
+                              "the text to tokenize must be a string, in \"content\" or \"prompt\"");
+    unsigned flags = (r->add_special ? TERN_TEXT_BOS : 0) | (r->parse_special ? TERN_TEXT_SPECIAL : 0);
+    if (tern_model_tokenize(j->served->model, json_string_value(text), json_string_length(text), flags, ids, &err) < 0)
+        return tern_fault_from(f, &err, param);
+    return 0;
+}
+
+/* A text, or a conversation in "messages". */
 static int tokenize(struct tern_job *j, struct tern_fault *f)
 {
     static const struct tern_field table[] = {
         {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL},
         {"content", TERN_FIELD_ANY, AT(content), 0, 0, NULL},
         {"prompt", TERN_FIELD_ANY, AT(prompt), 0, 0, NULL},
+        {"messages", TERN_FIELD_ARR, AT(messages), 0, 0, NULL},
         {"add_special", TERN_FIELD_BOOL, AT(add_special), 0, 0, NULL},
         {"add_special_tokens", TERN_FIELD_BOOL, AT(add_special), 0, 0, NULL},
         {"parse_special", TERN_FIELD_BOOL, AT(parse_special), 0, 0, NULL},
@@ -44,20 +79,18 @@ static int tokenize(struct tern_job *j, struct tern_fault *f)
     /* llama-server's "content" adds nothing by itself, vLLM's "prompt" does. */
     struct text_request r = {.parse_special = true};
     tern_tokens ids = {0};
-    tern_error err;
     if (tern_fields_read(table, j->root, "", &r, f) < 0)
         return -1;
     if (r.prompt && !json_object_get(j->root, "add_special_tokens") && !json_object_get(j->root, "add_special"))
         r.add_special = true;
-    const json_t *text = r.prompt ? r.prompt : r.content;
-    if (!json_is_string(text))
-        return tern_fault_set(f, 400, "invalid_type", r.prompt ? "prompt" : "content",
-                              "the text to tokenize must be a string, in \"content\" or \"prompt\"");
-    unsigned flags = (r.add_special ? TERN_TEXT_BOS : 0) | (r.parse_special ? TERN_TEXT_SPECIAL : 0);
-    if (tern_model_tokenize(j->served->model, json_string_value(text), json_string_length(text), flags, &ids, &err) <
-        0) {
+    const bool talk = r.messages != NULL;
+    if (talk && (r.prompt || r.content || r.add_special || !r.parse_special))
+        return tern_fault_set(
+            f, 400, "invalid_value", "messages",
+            "messages stand alone: no text beside them, and templates write control tokens themselves");
+    if ((talk ? conversation_ids(j, &ids, f) : text_ids(j, &r, &ids, f)) < 0) {
         tern_tokens_clear(&ids);
-        return tern_fault_from(f, &err, "content");
+        return -1;
     }
     char prefix[TERN_PREFIX_ID];
     tern_prefix_id(&ids, prefix);
@@ -120,21 +153,9 @@ static int detokenize(struct tern_job *j, struct tern_fault *f)
 /* What the model would read. */
 static int apply_template(struct tern_job *j, struct tern_fault *f)
 {
-    static const struct tern_field table[] = {
-        {"model", TERN_FIELD_STR, TERN_ASK_AT(model), 0, 512, NULL},
-        {"messages", TERN_FIELD_ARR, TERN_ASK_AT(messages), 0, 0, NULL},
-        {"tools", TERN_FIELD_ARR, TERN_ASK_AT(tools), 0, 0, NULL},
-        {"tool_choice", TERN_FIELD_ANY, TERN_ASK_AT(tool_choice), 0, 0, NULL},
-        {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
-        {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
-        TERN_ASK_CONTINUES,
-        {0},
-    };
     tern_tokens ids = {0};
     struct tern_buf b = {0};
-    int rc = tern_ask_read(j, table, f);
-    if (rc == 0)
-        rc = tern_messages_tokens(j, &ids, NULL, f);
+    int rc = conversation_ids(j, &ids, f);
     if (rc == 0) {
         json_t *list = id_list(j->served->model, &ids, false);
         rc = ids_text(j, list, true, &b, f);
