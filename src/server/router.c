@@ -216,6 +216,7 @@ static const struct route routes[] = {
     {"POST", "/api/chat", NULL, &tern_api_ollama_chat, TERN_SHAPE_OLLAMA, false},
     {"POST", "/api/generate", NULL, &tern_api_ollama_generate, TERN_SHAPE_OLLAMA, false},
     {"POST", "/api/embed", NULL, &tern_api_ollama_embed, TERN_SHAPE_OLLAMA, false},
+    {"POST", "/api/embeddings", NULL, &tern_api_ollama_embeddings, TERN_SHAPE_OLLAMA, false},
     {"POST", "/api/show", NULL, &tern_api_ollama_show, TERN_SHAPE_OLLAMA, false},
     {"GET", "/api/tags", answer_tags, NULL, TERN_SHAPE_OLLAMA, false},
     {"GET", "/api/ps", answer_ps, NULL, TERN_SHAPE_OLLAMA, false},

@@ -104,8 +104,7 @@ struct tern_api {
     void (*end)(struct tern_job *j);  /* streams: the last pieces; else: the answer, by tern_job_answer */
     void (*ping)(struct tern_job *j); /* nothing was said for a while; NULL: silence is legal */
     void (*failed)(struct tern_job *j, const struct tern_fault *f); /* in the middle of a stream */
-    const struct tern_api
-        *then; /* a worker prepares the answer with it when all lanes have ended; NULL: `end` gives it */
+    const struct tern_api *then; /* a worker answers with it when all lanes have ended; NULL: `end` does */
 };
 
 struct tern_job {
@@ -233,7 +232,8 @@ void tern_reply_json(struct tern_http_call *c, int status, json_t *j); /* takes 
 
 extern const struct tern_api tern_api_chat, tern_api_completions, tern_api_tokenize, tern_api_detokenize,
     tern_api_template, tern_api_messages, tern_api_count, tern_api_responses, tern_api_embeddings, tern_api_ollama_chat,
-    tern_api_ollama_generate, tern_api_ollama_embed, tern_api_ollama_show, tern_api_cache_export, tern_api_cache_import;
+    tern_api_ollama_generate, tern_api_ollama_embed, tern_api_ollama_embeddings, tern_api_ollama_show,
+    tern_api_cache_export, tern_api_cache_import;
 json_t *tern_ollama_models(struct tern_server *s, bool running); /* ollama.c */
 /* "keep_alive": seconds, or a time such as "5m"; below 0: for ever. */
 int tern_ollama_keep_alive(const json_t *v, double *out, struct tern_fault *f);

@@ -285,6 +285,10 @@ def test_embeddings(s):
         text = [text] if isinstance(text, list) else text
         a = s.post("/api/embed", {"input": text}).json
         same(a["prompt_eval_count"], ctx, "a text that is too long loses its end")
+    same(s.post("/api/embeddings", {"model": "tools", "prompt": "hello"}).json, {"embedding": vectors[0]}, "Ollama's older form")
+    same(s.post("/api/embeddings", {"prompt": ""}).json, {"embedding": []}, "of nothing")
+    a = s.post("/api/embeddings", {"prompt": ["hello"]})
+    same((a.status, a.json["error"]), (400, "prompt must be a string"), "which takes one text")
         same(a["embeddings"], s.post("/api/embed", {"input": "x" * ctx, "truncate": False}).json["embeddings"], "and is as one without")
         a = s.post("/api/embed", {"input": text, "truncate": False})
         same((a.status, "too long" in a.json["error"]), (400, True), "unless it shall not", a.body)

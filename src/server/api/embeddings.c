@@ -145,3 +145,30 @@ static void ollama_end(struct tern_job *j)
 
 const struct tern_api tern_api_ollama_embed = {
     .shape = TERN_SHAPE_OLLAMA, .prepare = ollama_prepare, .end = ollama_end};
+
+/* POST /api/embeddings, the older form: one text, one vector. */
+static int older_prepare(struct tern_job *j, struct tern_fault *f)
+{
+    json_t *prompt = json_object_get(j->root, "prompt");
+    if (prompt && !json_is_null(prompt) && !json_is_string(prompt))
+        return tern_fault_set(f, 400, "invalid_type", "prompt", "prompt must be a string");
+    (void)json_object_del(j->root, "input"); /* the newer form's */
+    if (prompt)
+        (void)json_object_set(j->root, "input", prompt);
+    int rc = ollama_prepare(j, f);
+    if (rc == 0 && j->answer) {
+        json_decref(j->answer);
+        j->answer = json_pack("{s[]}", "embedding");
+    }
+    return rc;
+}
+
+static void older_end(struct tern_job *j)
+{
+    struct tern_lane *lane = &j->lanes[0];
+    normalize(lane->vector, lane->n_vector);
+    tern_job_answer(j, json_pack("{so}", "embedding", as_list(lane->vector, lane->n_vector)));
+}
+
+const struct tern_api tern_api_ollama_embeddings = {
+    .shape = TERN_SHAPE_OLLAMA, .prepare = older_prepare, .end = older_end};
