@@ -241,6 +241,10 @@ def test_completions(s):
         a = s.post("/v1/completions", body)
         same(a.status, 400, str(prompt)[:60], a.body[:200])
         check((a.json["error"]["param"] or "").startswith(param.split("[")[0]), str(prompt)[:60], a.json["error"])
+    for path, field in (("/v1/completions", "prompt"), ("/v1/embeddings", "input")): # which of several
+        for texts, sentence in ((["a", ""], f"{field}[1] is empty"), (["a", "b" * 300], f"{field}[1]: the prompt is too long: 300 tokens")):
+            e = s.post(path, {field: texts}).json["error"]
+            same((e["param"], e["message"].split(",")[0]), (f"{field}[1]", sentence), path)
     for change, param in (({"logprobs": 10**6}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"echo": 1}, "echo"),
                           ({"best_of": 10**9}, "best_of"), ({"best_of": 0}, "best_of"), ({"n": 3, "best_of": 2}, "best_of"),
                           ({"best_of": 2, "stream": True}, "best_of"), ({"suffix": "x"}, "suffix"),

@@ -2,9 +2,12 @@
 import base64
 import json
 import math
+import os
 import random
 import string
 import struct
+import subprocess
+import tempfile
 
 from serve_lib import Server, check, finish, same
 
@@ -116,9 +119,6 @@ def test_messages_stream(s):
          ({"stop_reason": "max_tokens", "stop_sequence": None}, 8), "the end")
 
 
-def test_nul(s):
-    """A NUL character cuts no text."""
-    count = lambda **body: s.post("/v1/messages/count_tokens", {"messages": USER, **body}).json["input_tokens"]
 def test_effort(s):
     """Of Anthropic's API: how much is thought, not whether."""
     count = lambda **body: s.post("/v1/messages/count_tokens", {"messages": USER, **body}).json["input_tokens"]
@@ -138,6 +138,9 @@ def count_of(s, effort):
     return s.post("/v1/messages/count_tokens", {"messages": USER, "output_config": {"effort": effort}}).json["input_tokens"]
 
 
+def test_nul(s):
+    """A NUL character cuts no text."""
+    count = lambda **body: s.post("/v1/messages/count_tokens", {"messages": USER, **body}).json["input_tokens"]
     turn = lambda content: {"messages": [{"role": "user", "content": content}]}
     base, text = count(**turn("")), "a\0bcd"
     n = len(s.post("/tokenize", {"content": text}).json["tokens"])
@@ -154,6 +157,8 @@ def test_messages_bad(s):
             ({"messages": [{"role": "system", "content": "a"}]}, "messages[0]"), ({"system": 1}, "system"),
             ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
             ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+            ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "must have a string as text"),
+            ({"output_config": {"effort": 1}}, "output_config.effort"), ({"output_config": {"effort": "a lot"}}, "output_config.effort must be"),
             ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "input"),
             ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "web_search_20250305"),
             ({"tools": [{"name": "x"}]}, "input_schema"), ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice"),
@@ -189,6 +194,8 @@ def test_ollama(s):
     raw = lines(s, "/api/generate", {"model": "tools", "prompt": "hello", "raw": True, "options": options})
     same("".join(p["response"] for p in raw), s.complete().json["choices"][0]["text"], "generate, raw")
     same(lines(s, "/api/generate", {"model": "tools"})[0]["done_reason"], "load", "no prompt")
+    a = s.post("/api/generate", {"prompt": "hello", "raw": True, "system": "Be."})
+    same((a.status, a.json["error"]), (400, "system: a raw prompt has no place for it"), "a raw prompt and a system's text")
     plain = s.chat(logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
     asked = {"model": "tools", "messages": USER, "options": options, "logprobs": True, "top_logprobs": 2}
     same(lines(s, "/api/chat", {**asked, "stream": False})[0]["logprobs"], plain, "logprobs")
@@ -278,6 +285,10 @@ def test_embeddings(s):
     one = s.post("/v1/embeddings", {"input": s.post("/tokenize", {"content": "hello"}).json["tokens"]}).json
     same(one["data"][0]["embedding"], vectors[0], "ids")
     same(s.post("/api/embed", {"model": "tools", "input": "hello"}).json["embeddings"], [vectors[0]], "Ollama's")
+    same(s.post("/api/embeddings", {"model": "tools", "prompt": "hello"}).json, {"embedding": vectors[0]}, "Ollama's older form")
+    same(s.post("/api/embeddings", {"prompt": ""}).json, {"embedding": []}, "of nothing")
+    a = s.post("/api/embeddings", {"prompt": ["hello"]})
+    same((a.status, a.json["error"]), (400, "prompt must be a string"), "which takes one text")
     for nothing in ([], "", None):
         same(s.post("/api/embed", {"input": nothing}).json, {"model": "tools", "embeddings": []}, "of nothing")
     ctx = s.get("/v1/kv").json["ctx"]
@@ -285,10 +296,6 @@ def test_embeddings(s):
         text = [text] if isinstance(text, list) else text
         a = s.post("/api/embed", {"input": text}).json
         same(a["prompt_eval_count"], ctx, "a text that is too long loses its end")
-    same(s.post("/api/embeddings", {"model": "tools", "prompt": "hello"}).json, {"embedding": vectors[0]}, "Ollama's older form")
-    same(s.post("/api/embeddings", {"prompt": ""}).json, {"embedding": []}, "of nothing")
-    a = s.post("/api/embeddings", {"prompt": ["hello"]})
-    same((a.status, a.json["error"]), (400, "prompt must be a string"), "which takes one text")
         same(a["embeddings"], s.post("/api/embed", {"input": "x" * ctx, "truncate": False}).json["embeddings"], "and is as one without")
         a = s.post("/api/embed", {"input": text, "truncate": False})
         same((a.status, "too long" in a.json["error"]), (400, True), "unless it shall not", a.body)
@@ -343,7 +350,7 @@ def test_penalties(s):
 
 
 with Server() as server:
-    for test in (test_said_back, test_draws, test_nul, test_penalties, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
+    for test in (test_said_back, test_draws, test_effort, test_nul, test_penalties, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.stop(15), 0, "status after SIGTERM")

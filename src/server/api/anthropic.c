@@ -107,7 +107,9 @@ static int add_block(struct turn *t, const json_t *block, const char *at, struct
     const json_t *text = json_object_get(block, "text"), *thought = json_object_get(block, "thinking");
     if (!type)
         return bad(f, at, "has no type");
-    if (strcmp(type, "text") == 0 && json_is_string(text)) {
+    if (strcmp(type, "text") == 0) {
+        if (!json_is_string(text))
+            return bad(f, at, "must have a string as text");
         add_text(&t->text, text);
         return 0;
     }
@@ -224,11 +226,16 @@ static int convert_tools(struct tern_ask *g, struct tern_fault *f)
     return 0;
 }
 
-/* {"format": ..}: the newer place of output_format. */
+/* {"format": ..}: the newer place of output_format; {"effort": ..}: how much is thought, if it is. */
 static int convert_output(struct tern_ask *g, struct tern_fault *f)
 {
-    json_t *format = json_object_get(g->structured, "format");
+    json_t *format = json_object_get(g->structured, "format"), *effort = json_object_get(g->structured, "effort");
     g->structured = NULL;
+    g->effort = json_string_value(effort);
+    g->effort_param = "output_config.effort";
+    g->effort_alone = true;
+    if (effort && !json_is_null(effort) && !json_is_string(effort))
+        return bad(f, "output_config.effort", "must be a string");
     g->format_param = "output_format";
     g->stop_param = "stop_sequences";
     if (!format || json_is_null(format))

@@ -365,19 +365,20 @@ int tern_ask_check_bytes(const struct tern_job *j, size_t bytes, const char *par
         "the prompt is too long: %zu bytes, and this model's maximum context length is %d tokens here", bytes, ctx);
 }
 
-int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f)
+int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, const char *param, struct tern_fault *f)
 {
-    const char *param = j->ask->messages ? "messages" : j->ask->prompt ? "prompt" : "input";
+    const bool several = strchr(param, '[') != NULL;
     int ctx = tern_engine_ctx(j->served->engine), room = j->ask->request.max_tokens == 0 ? 0 : 1;
     if (lane->ids.len == 0)
-        return tern_fault_set(f, 400, "invalid_value", param, "the prompt is empty");
+        return tern_fault_set(f, 400, "invalid_value", param, "%s is empty", several ? param : "the prompt");
     if (lane->ids.len + (size_t)room <= (size_t)ctx)
         return tern_rule_apply(j, lane, f);
     size_t n = lane->ids.len < INT32_MAX ? lane->ids.len : INT32_MAX;
     /* Clients that shorten their conversation look for these words (tests/clients). */
     (void)tern_fault_set(
         f, 400, "context_length_exceeded", param,
-        "the prompt is too long: %zu tokens, and this model's maximum context length is %d tokens here%s", n, ctx,
+        "%s%sthe prompt is too long: %zu tokens, and this model's maximum context length is %d tokens here%s",
+        several ? param : "", several ? ": " : "", n, ctx,
         n == (size_t)ctx ? ", and there is no room for an answer" : "");
     f->n_prompt = (int)n;
     f->n_ctx = ctx;
@@ -413,5 +414,5 @@ int tern_ask_conversation(struct tern_job *j, struct tern_fault *f)
     j->ask->request.continues = j->ask->continues;
     j->ask->request.one_call = j->ask->tools_json && !tern_calls_several(j->ask);
     make_reply(j->ask, &j->lanes[0].ids);
-    return tern_ask_check_prompt(j, &j->lanes[0], f);
+    return tern_ask_check_prompt(j, &j->lanes[0], "messages", f);
 }

@@ -40,6 +40,7 @@ struct tern_ask {
     const char *guided_regex, *guided_grammar, *grammar;
     json_t *system, *input, *thinking, *keep_alive; /* of single APIs */
     const char *user, *effort, *system_text, *text; /* text: of single APIs */
+    bool effort_alone;                              /* effort does not say whether to think */
     bool flag;                                      /* likewise */
     bool continues;      /* the reply goes on from the last message, which is the assistant's */
     json_t *opens_reply; /* add_generation_prompt: the opposite of continues, where it is given */
@@ -128,8 +129,8 @@ int tern_ask_others(struct tern_job *j, struct tern_fault *f);
 int tern_ask_request(struct tern_job *j, struct tern_fault *f);
 /* W: so many bytes of text can be no prompt, and are not worth being tokenized. */
 int tern_ask_check_bytes(const struct tern_job *j, size_t bytes, const char *param, struct tern_fault *f);
-/* W: is there room for the prompt of a lane?  Then puts the rule to work on its reply. */
-int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, struct tern_fault *f);
+/* W: is there room for the prompt of a lane, which is the field `param`?  Then puts the rule to work on its reply. */
+int tern_ask_check_prompt(struct tern_job *j, struct tern_lane *lane, const char *param, struct tern_fault *f);
 
 /* rule.c, W: what the output must follow, from the fields; and at work on the replies to a lane's prompt. */
 int tern_rule_read(struct tern_ask *g, struct tern_fault *f);

@@ -123,7 +123,7 @@ int tern_ask_prompts(struct tern_job *j, const json_t *p, const char *param, str
         char at[32];
         (void)snprintf(at, sizeof at, several ? "%s[%zu]" : "%s", param, i);
         if (add_prompt(j, several ? json_array_get(p, i) : p, at, &j->lanes[i].ids, f) < 0 ||
-            tern_ask_check_prompt(j, &j->lanes[i], f) < 0)
+            tern_ask_check_prompt(j, &j->lanes[i], at, f) < 0)
             return -1;
     }
     return 0;

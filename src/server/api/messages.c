@@ -308,7 +308,8 @@ static int add_effort(const struct tern_job *j, json_t *vars, struct tern_fault 
     const char *most = tern_model_chat_quotes(m, "max") ? "max" : "high";
     if (tern_model_chat_uses(m, "reasoning_effort") && i > 0)
         (void)json_object_set_new(vars, "reasoning_effort", json_string(i == 1 ? "low" : i > 4 ? most : effort));
-    else if (tern_model_chat_uses(m, "enable_thinking") && !json_object_get(vars, "enable_thinking"))
+    else if (tern_model_chat_uses(m, "enable_thinking") && !json_object_get(vars, "enable_thinking") &&
+             !j->ask->effort_alone)
         (void)json_object_set_new(vars, "enable_thinking", json_boolean(i > 1));
     return 0;
 }

@@ -232,7 +232,12 @@ static int prepare_generate(struct tern_job *j, struct tern_fault *f)
     }
     if (!json_is_string(g->prompt))
         return tern_fault_set(f, 400, "invalid_type", "prompt", "prompt must be a string");
-    if (g->flag || !tern_model_get_info(j->served->model)->has_template)
+    const bool raw = g->flag || !tern_model_get_info(j->served->model)->has_template;
+    if (raw && g->system_text && *g->system_text)
+        return tern_fault_set(f, 400, "invalid_value", "system", "system: %s",
+                              g->flag ? "a raw prompt has no place for it"
+                                      : "the model has no chat template to put it into");
+    if (raw)
         return tern_ask_prompts(j, g->prompt, "prompt", f);
     g->messages = tern_ask_own(g, json_array());
     if (g->system_text && *g->system_text)
