@@ -35,6 +35,11 @@ struct serve {
     int n_keys;
 };
 
+static bool is_blank(const char *text)
+{
+    return text[strspn(text, " \t\r\n")] == 0;
+}
+
 /* A key per line; blank lines and lines that begin with # count for nothing. */
 static int read_keys(struct serve *s, tern_error *err)
 {
@@ -55,17 +60,19 @@ static int read_keys(struct serve *s, tern_error *err)
     if (!s->keys)
         return tern_err_set(err, TERN_ENOMEM, "cannot allocate the keys");
     for (int i = 0; i < given->n_items; i++) {
-        if (!given->ss[i][0])
+        if (is_blank(given->ss[i]))
             return tern_cli_usage(err, "--api-key must not be empty");
         s->keys[s->n_keys++] = given->ss[i];
     }
+    if (env && *env && is_blank(env))
+        return tern_err_set(err, TERN_EINVAL, "TERN_API_KEY has nothing but blanks");
     if (env && *env)
         s->keys[s->n_keys++] = env;
     int before = s->n_keys;
     for (char *line = s->file.p, *end; line && *line; line = end) {
         end = line + strcspn(line, "\r\n");
         end += *end ? (*end = 0, 1) : 0;
-        if (*line && *line != '#')
+        if (!is_blank(line) && *line != '#')
             s->keys[s->n_keys++] = line;
     }
     if (path && s->n_keys == before)

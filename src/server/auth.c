@@ -12,9 +12,15 @@
 
 #include "server/server_impl.h"
 
+/* Without blanks around it, which no header can have. */
 static bool digest(const char *key, unsigned char out[32])
 {
-    return EVP_Digest(key, strlen(key), out, NULL, EVP_sha256(), NULL) == 1;
+    static const char blanks[] = " \t\r\n";
+    key += strspn(key, blanks);
+    size_t n = strlen(key);
+    while (n > 0 && strchr(blanks, key[n - 1]))
+        n--;
+    return EVP_Digest(key, n, out, NULL, EVP_sha256(), NULL) == 1;
 }
 
 int tern_auth_init(struct tern_server *s, tern_error *err)

@@ -413,6 +413,21 @@ def test_guards():
         for headers in ({"Authorization": "Bearer one"}, {"Authorization": "bearer two"}, {"x-api-key": "two"}):
             same(s.ask("GET", "/v1/models", headers=headers).status, 200, headers)
         same(s.ask("GET", "/v1/models", headers={"x-api-key": "one", "Host": "example.org"}).status, 200, "any host")
+    with tempfile.NamedTemporaryFile("w") as keys: # blanks around keys, which no header can have, are none of theirs
+        keys.write("one  \n   \n\ttwo\r\n# three\n")
+        keys.flush()
+        os.environ["TERN_API_KEY"] = "four\n"
+        with Server("--api-key-file", keys.name, "--api-key", " five") as s:
+            for key in ("one", "two", "four", "five"):
+                same(s.ask("GET", "/v1/models", headers={"x-api-key": key}).status, 200, key)
+            for key in ("", " ", "# three", "three"):
+                same(s.ask("GET", "/v1/models", headers={"x-api-key": key}).status, 401, key)
+        os.environ["TERN_API_KEY"] = " \n"
+        refused = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0"], capture_output=True, text=True, timeout=60)
+        same((refused.returncode, refused.stderr), (1, "tern: TERN_API_KEY has nothing but blanks\n"), "no key")
+        del os.environ["TERN_API_KEY"]
+        refused = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0", "--api-key", " "], capture_output=True, text=True, timeout=60)
+        check(refused.returncode == 2 and "--api-key must not be empty" in refused.stderr, "nor that", refused.stderr)
     with Server() as s:
         same(s.ask("GET", "/health", headers={"Host": "evil.example"}).status, 403, "another host's name")
         same(s.ask("GET", "/health", headers={"Host": "localhost:1"}).status, 200, "localhost")
