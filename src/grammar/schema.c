@@ -38,8 +38,9 @@ struct tern_gr_frag tern_schema_never(struct schema *s, const char *fmt, ...)
 
 /* ---- keywords ---------------------------------------------------------------------------------------------------- */
 
-static const char *const notes[] = {"title",    "description", "default",  "examples",  "$schema", "$id",
-                                    "$comment", "deprecated",  "readOnly", "writeOnly", "$defs",   "definitions"};
+static const char *const notes[] = {"title", "description", "default",       "examples", "$schema",
+                                    "$id",   "$comment",    "deprecated",    "readOnly", "writeOnly",
+                                    "$defs", "definitions", "discriminator", "example"};
 static const char *const known[] = {"type",
                                     "properties",
                                     "required",

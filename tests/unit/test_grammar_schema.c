@@ -66,6 +66,19 @@ static void test_joined_items(void **state)
     refused("{\"allOf\":[{\"prefixItems\":{}},{\"items\":{\"const\":1}}]}", TERN_EINVAL, "prefixItems must be a list");
 }
 
+/* What says nothing about values, OpenAPI's, too: pydantic writes which member tells alternatives apart. */
+static void test_notes(void **state)
+{
+    (void)state;
+    SCHEMA("{\"discriminator\":{\"propertyName\":\"k\",\"mapping\":{\"a\":\"#/$defs/"
+           "a\"}},\"example\":7,\"oneOf\":[{\"$ref\":\"#/$defs/a\"},"
+           "{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"b\"}},\"required\":[\"k\"]}],\"$defs\":{\"a\":{"
+           "\"type\":\"object\",\"properties\":{\"k\":{"
+           "\"const\":\"a\"}},"
+           "\"required\":[\"k\"]}}}",
+           L("{\"k\":\"a\"}", "{\"k\":\"b\"}"), L("{\"k\":\"c\"}", "7"));
+}
+
 /* 1 and 1.0 are one value. */
 static void test_equal_numbers(void **state)
 {
@@ -234,10 +247,9 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_joined_items), cmocka_unit_test(test_equal_numbers),
-        cmocka_unit_test(test_far_bounds),   cmocka_unit_test(test_impossible),
-        cmocka_unit_test(test_seconds),      cmocka_unit_test(test_many_numbers),
-        cmocka_unit_test(test_pairs),        cmocka_unit_test(test_forbidden_member),
+        cmocka_unit_test(test_joined_items), cmocka_unit_test(test_notes),      cmocka_unit_test(test_equal_numbers),
+        cmocka_unit_test(test_far_bounds),   cmocka_unit_test(test_impossible), cmocka_unit_test(test_seconds),
+        cmocka_unit_test(test_many_numbers), cmocka_unit_test(test_pairs),      cmocka_unit_test(test_forbidden_member),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
