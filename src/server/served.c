@@ -59,7 +59,8 @@ static struct tern_served *by_name(struct tern_server *s, const char *name, size
         if (strlen(x) == n && memcmp(x, name, n) == 0)
             return &s->models.all[i];
     }
-    bool first = n == 7 && memcmp(name, "default", 7) == 0;
+    /* with an empty name some clients name none */
+    bool first = n == 0 || (n == 7 && memcmp(name, "default", 7) == 0);
     for (int i = 0; i < s->p.n_aliases; i++)
         first |= strlen(s->p.aliases[i]) == n && memcmp(s->p.aliases[i], name, n) == 0;
     return first ? &s->models.all[0] : NULL;

@@ -67,6 +67,8 @@ def test_chat(s):
     a = s.chat(max_completion_tokens=3, model="default").json
     same(a["usage"]["completion_tokens"], 3, "max_completion_tokens")
     same(s.chat(model="gpt-4").status, 404, "a model that is not there")
+    same(s.chat(model="").json["choices"], s.chat().json["choices"], "an empty name is none")
+    same(s.get("/v1/kv?model=").json["model"], "tools", "in a query, too")
 
 
 def chunks_of(s, body):
