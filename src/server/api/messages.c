@@ -53,13 +53,14 @@ static int check_call(json_t *call, const char *at, struct tern_fault *f)
 {
     json_t *fn = json_object_get(call, "function"), *id = json_object_get(call, "id");
     const json_t *args = json_object_get(fn, "arguments");
+    const bool none = !args || json_is_null(args);
     if (!json_is_object(fn) || !json_is_string(json_object_get(fn, "name")))
         return bad(f, "invalid_value", at, "must be an object with a function that has a name");
     if (id && !json_is_string(id) && !json_is_null(id))
         return bad(f, "invalid_type", at, "has an id that is no string");
-    if (args && !json_is_string(args) && !json_is_object(args))
+    if (!none && !json_is_string(args) && !json_is_object(args))
         return bad(f, "invalid_type", at, "has arguments that are neither a string nor an object");
-    if (!args)
+    if (none)
         (void)json_object_set_new(fn, "arguments", json_string("{}"));
     return 0;
 }
@@ -196,7 +197,8 @@ static bool good_name(const char *s)
 static int check_tool(const json_t *tool, size_t index, struct tern_fault *f)
 {
     char at[40];
-    const json_t *fn = json_object_get(tool, "function"), *p = json_object_get(fn, "parameters");
+    const json_t *fn = json_object_get(tool, "function"), *p = json_object_get(fn, "parameters"),
+                 *strict = json_object_get(fn, "strict");
     const char *type = json_string_value(json_object_get(tool, "type")),
                *name = json_string_value(json_object_get(fn, "name"));
     (void)snprintf(at, sizeof at, "tools[%zu]", index);
@@ -207,6 +209,8 @@ static int check_tool(const json_t *tool, size_t index, struct tern_fault *f)
         return bad(f, "invalid_value", at, "must have a name of 1 to 128 letters, digits and _-.:/");
     if (p && !json_is_object(p) && !json_is_null(p))
         return bad(f, "invalid_type", at, "has parameters that are no object");
+    if (strict && !json_is_boolean(strict) && !json_is_null(strict))
+        return bad(f, "invalid_type", at, "has a strict that is neither true nor false");
     return 0;
 }
 
