@@ -479,6 +479,8 @@ def test_around():
             same(a["usage"]["prompt_tokens"], 4, "a prompt that goes on has no end")
             same(a["choices"], s.complete(ids[:-1]).json["choices"], "it is that of its ids")
             same(s.post("/v1/embeddings", {"input": "ab"}).json["usage"]["prompt_tokens"], 5, "a text to embed has one")
+            bare = s.post("/v1/embeddings", {"input": "ab", "add_special_tokens": False})
+            same(bare.json["usage"]["prompt_tokens"], 3, "unless it shall not")
             ctx = s.get("/v1/kv").json["ctx"]
             cut = s.post("/v1/embeddings", {"input": [ids[:2] + ids[2:3] * (ctx - 3) + ids[-1:]]}).json["data"][0]["embedding"]
             same(s.post("/api/embed", {"input": "a" * 2 * ctx}).json["embeddings"], [cut], "which a text that is cut keeps")

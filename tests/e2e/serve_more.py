@@ -280,6 +280,8 @@ def test_embeddings(s):
         check(abs(math.fsum(x * x for x in v) - 1) < 1e-5, "length 1")
     coded = s.post("/v1/embeddings", {"input": "hello", "encoding_format": "base64"}).json["data"][0]["embedding"]
     same([round(x, 6) for x in struct.unpack("<128f", base64.b64decode(coded))], [round(x, 6) for x in vectors[0]], "base64")
+    usual = {"normalize": True, "embd_normalize": 2, "truncate_prompt_tokens": None, "add_special_tokens": True}
+    same(s.post("/v1/embeddings", {"input": "hello", **usual}).json["data"][0]["embedding"], vectors[0], "as other servers have it")
     mean = s.post("/v1/embeddings", {"input": "hello", "pooling": "mean"}).json
     check(mean["pooling"] == "mean" and mean["data"][0]["embedding"] != vectors[0], "the mean")
     one = s.post("/v1/embeddings", {"input": s.post("/tokenize", {"content": "hello"}).json["tokens"]}).json
@@ -300,7 +302,9 @@ def test_embeddings(s):
         a = s.post("/api/embed", {"input": text, "truncate": False})
         same((a.status, "too long" in a.json["error"]), (400, True), "unless it shall not", a.body)
     for change, param in (({"input": None}, "input"), ({"input": ""}, "input"), ({"pooling": "x"}, "pooling"),
-                          ({"dimensions": 7}, "dimensions"), ({"encoding_format": "x"}, "encoding_format")):
+                          ({"dimensions": 7}, "dimensions"), ({"encoding_format": "x"}, "encoding_format"),
+                          ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"), ({"normalize": False}, "normalize"),
+                          ({"embd_normalize": -1}, "embd_normalize"), ({"add_special_tokens": 1}, "add_special_tokens")):
         a = s.post("/v1/embeddings", {"input": "a", **change})
         same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
 

@@ -7,6 +7,8 @@
 
 #define AT TERN_ASK_AT
 
+static const char length_one[] = "vectors have length 1 here";
+
 static const struct tern_field fields[] = {
     {"model", TERN_FIELD_STR, AT(model), 0, 512, NULL},
     {"input", TERN_FIELD_ANY, AT(input), 0, 0, NULL},
@@ -14,6 +16,11 @@ static const struct tern_field fields[] = {
     {"pooling", TERN_FIELD_STR, AT(effort), 0, 0, NULL},
     {"dimensions", TERN_FIELD_INT, AT(n), 1, INT32_MAX, NULL},
     {"user", TERN_FIELD_STR, TERN_FIELD_CHECKED, 0, 0, NULL},
+    /* of vLLM and llama-server */
+    {"add_special_tokens", TERN_FIELD_BOOL, AT(special), 0, 0, NULL},
+    {"truncate_prompt_tokens", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "a text that is too long is refused"},
+    {"normalize", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 1, 1, length_one},
+    {"embd_normalize", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 2, 2, length_one},
     {0},
 };
 
