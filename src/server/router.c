@@ -1,6 +1,7 @@
 /* Paths and what answers them. */
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 #include "server/server_impl.h"
 
@@ -86,15 +87,22 @@ static void answer_ready(struct tern_server *s, struct tern_http_call *c)
                               "running", running, "waiting", waiting, "models", rows));
 }
 
+/* With the members that OpenAI's and Anthropic's clients look for. */
 static json_t *model_object(struct tern_served *m, const char *id)
 {
     struct tern_served_counts n;
+    const time_t started = (time_t)m->server->started;
+    struct tm tm;
+    char created[32] = "";
+    if (gmtime_r(&started, &tm))
+        (void)strftime(created, sizeof created, "%Y-%m-%dT%H:%M:%SZ", &tm);
     tern_served_count(m, &n);
     const struct tern_served_about *a = &n.about;
     json_t *meta = a->known ? json_pack("{so sI sI}", "arch", tern_json_cstr(a->arch), "n_params",
                                         (json_int_t)a->n_params, "size", (json_int_t)a->file_bytes)
                             : json_null();
-    return json_pack("{so ss sI ss so so ss so}", "id", tern_json_cstr(id), "object", "model", "created",
+    return json_pack("{so ss ss so ss sI ss so so ss so}", "id", tern_json_cstr(id), "object", "model", "type", "model",
+                     "display_name", tern_json_cstr(id), "created_at", created, "created",
                      (json_int_t)m->server->started, "owned_by", "tern", "root", tern_json_cstr(m->name),
                      "max_model_len", a->known ? json_integer(a->ctx) : json_null(), "state", tern_served_word(m),
                      "meta", meta);
@@ -108,7 +116,10 @@ static void answer_models(struct tern_server *s, struct tern_http_call *c)
     for (int i = 0; i < s->p.n_aliases; i++)
         if (strcmp(s->p.aliases[i], "*") != 0)
             (void)json_array_append_new(list, model_object(&s->models.all[0], s->p.aliases[i]));
-    tern_reply_json(c, 200, json_pack("{ss so}", "object", "list", "data", list));
+    const json_t *first = json_array_get(list, 0), *last = json_array_get(list, json_array_size(list) - 1);
+    tern_reply_json(c, 200,
+                    json_pack("{ss so sb sO sO}", "object", "list", "data", list, "has_more", 0, "first_id",
+                              json_object_get(first, "id"), "last_id", json_object_get(last, "id")));
 }
 
 static void answer_model(struct tern_server *s, struct tern_http_call *c)

@@ -1,5 +1,6 @@
 """tern serve: the APIs of Anthropic and Ollama, OpenAI's responses and embeddings."""
 import base64
+import datetime
 import json
 import math
 import os
@@ -117,6 +118,15 @@ def test_messages_stream(s):
          s.chat().json["choices"][0]["message"]["content"], "streamed text")
     same((datas[-2]["delta"], datas[-2]["usage"]["output_tokens"]),
          ({"stop_reason": "max_tokens", "stop_sequence": None}, 8), "the end")
+
+
+def test_list(s):
+    """/v1/models as Anthropic's clients read it."""
+    j = s.get("/v1/models", **{"anthropic-version": "2023-06-01"}).json
+    same((j["has_more"], j["first_id"], j["last_id"]), (False, "tools", "tools"), "the list")
+    for m in (j["data"][0], s.get("/v1/models/tools").json):
+        same((m["type"], m["id"], m["display_name"]), ("model", "tools", "tools"), "a model")
+        same(datetime.datetime.fromisoformat(m["created_at"].replace("Z", "+00:00")).timestamp(), m["created"], "since when")
 
 
 def test_effort(s):
@@ -354,7 +364,7 @@ def test_penalties(s):
 
 
 with Server() as server:
-    for test in (test_said_back, test_draws, test_effort, test_nul, test_penalties, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
+    for test in (test_said_back, test_draws, test_list, test_effort, test_nul, test_penalties, test_calls_by_chance, test_messages, test_messages_stream, test_messages_bad, test_ollama, test_responses, test_embeddings):
         test(server)
     check(server.wait_idle(), "the engine comes to rest")
     same(server.stop(15), 0, "status after SIGTERM")
