@@ -37,6 +37,31 @@ static int take_rows(struct tern_forward *f, struct tern_dev_rows *r, int width,
     return rc;
 }
 
+/* What attention reads and answers is over when a layer's network begins, so it may lie where that has its second rows,
+ * all queries, then all keys and so on.  Not on devices made of others, which keep account of who has which columns of
+ * rows that are written next.  False: there is no room. */
+static bool lay_over(struct tern_forward *f, const struct tern_needs *n)
+{
+    struct tern_dev_rows *const rows[] = {&f->q, &f->k, &f->v, &f->a};
+    const int widths[] = {n->q, n->k, n->v, n->a};
+    size_t numbers = 0;
+    for (int i = 0; i < 4; i++)
+        numbers += tern_round_up((size_t)widths[i], 16);
+    if (f->dev->ops->together || f->dev->ops->cut || numbers > (size_t)n->ff_up)
+        return false;
+    numbers = 0;
+    for (int i = 0; i < 4; i++) {
+        *rows[i] = (struct tern_dev_rows){
+            .mem = widths[i] ? f->ff_up.mem : NULL,
+            .at = numbers,
+            .stride = tern_round_up((size_t)widths[i], 16),
+            .width = widths[i],
+        };
+        numbers += (size_t)f->max_rows * rows[i]->stride;
+    }
+    return true;
+}
+
 /* Frequencies of this context, and room for the angles that they make. */
 static int take_angles(struct tern_forward *f, int r, tern_error *err)
 {
@@ -56,7 +81,11 @@ static int take_all(struct tern_forward *f, const struct tern_needs *n, tern_err
 {
     int rc = 0;
     const size_t rows = (size_t)f->max_rows;
-#define TAKE(name) TERN_TRY(take_rows(f, &f->name, n->name, err));
+    TERN_TRY(take_rows(f, &f->ff_up, n->ff_up, err));
+    f->laid_over = lay_over(f, n);
+#define TAKE(name)    \
+    if (!f->name.mem) \
+        TERN_TRY(take_rows(f, &f->name, n->name, err));
     TERN_ROWS_LIST(TAKE)
 #undef TAKE
     if (n->active) {
@@ -111,6 +140,8 @@ void tern_forward_free(struct tern_forward *f)
     if (!f)
         return;
     const struct tern_dev_ops *ops = f->dev->ops;
+    if (f->laid_over)
+        f->q.mem = f->k.mem = f->v.mem = f->a.mem = NULL;
 #define RELEASE(name) ops->release(f->dev, f->name.mem);
     TERN_ROWS_LIST(RELEASE)
     RELEASE(out)

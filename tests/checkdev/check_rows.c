@@ -11,15 +11,18 @@ static void norms(struct checkdev *c)
 {
     static const int widths[] = {1, 4, 31, 64, 100, 2048, 4096, 5123, 8192, 8196, 20000};
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++)
-        for (int plus = 0; plus < 3; plus++) {
+        for (int plus = 0; plus < 4; plus++) {
             const int n = widths[w], n_rows = 1 + (int)w % 5;
             const size_t stride = stride_of(n), all = stride * (size_t)n_rows;
             struct both x = checkdev_random(c, all), t = checkdev_random(c, all), y = checkdev_random(c, all),
-                        f = checkdev_random(c, stride);
+                        f = checkdev_random(c, stride), g = checkdev_random(c, stride);
             char about[200];
             EACH(c, i, n_rows)
             {
                 const struct tern_dev_ops *ops = c->d[i]->ops;
+                if (plus == 3)
+                    ops->norm(c->d[i], rows_of(&t, i, stride, n), rows_of(&t, i, stride, n),
+                              w % 2 ? vec_of(&g, i) : (struct tern_dev_vec){0}, 1e-6f, n_rows);
                 if (plus)
                     ops->add(c->d[i], rows_of(&x, i, stride, n), rows_of(&x, i, stride, n), rows_of(&t, i, stride, n),
                              n_rows);
@@ -27,14 +30,21 @@ static void norms(struct checkdev *c)
                           w % 3 ? vec_of(&f, i) : (struct tern_dev_vec){0}, 1e-6f, n_rows);
             }
             (void)snprintf(about, sizeof about, "%d of %d%s%s", n_rows, n, plus ? ", of a sum" : "",
-                           plus == 2 ? ", in place" : "");
+                           plus == 2   ? ", in place"
+                           : plus == 3 ? " with normed rows"
+                                       : "");
             checkdev_compare(c, "norm", about, plus == 2 ? &x : &y, stride, n, n_rows, 2e-6);
             if (plus == 1)
                 checkdev_compare(c, "norm", "the sum", &x, stride, n, n_rows, 0);
+            if (plus == 3) {
+                checkdev_compare(c, "norm", "the sum", &x, stride, n, n_rows, 2e-6);
+                checkdev_compare(c, "norm", "what was added", &t, stride, n, n_rows, 2e-6);
+            }
             checkdev_free(c, &x);
             checkdev_free(c, &t);
             checkdev_free(c, &y);
             checkdev_free(c, &f);
+            checkdev_free(c, &g);
         }
 }
 

@@ -145,6 +145,13 @@ tern_cu_result cuDeviceTotalMem_v2(size_t *n, tern_cu_device d)
     *n = room();
     return OK;
 }
+tern_cu_result cuDevicePrimaryCtxGetState(tern_cu_device d, unsigned *flags, int *active)
+{
+    (void)d;
+    *flags = 0;
+    *active = is("shared");
+    return OK;
+}
 tern_cu_result cuDevicePrimaryCtxRetain(tern_cu_context *c, tern_cu_device d)
 {
     (void)d;
@@ -160,6 +167,18 @@ tern_cu_result cuCtxSetCurrent(tern_cu_context c)
 {
     (void)c;
     return OK;
+}
+/* Bytes of a thread's stack: for tests, which find it in this library. */
+static size_t stack = 1024;
+FAKE size_t fake_stack(void)
+{
+    return stack;
+}
+tern_cu_result cuCtxSetLimit(int which, size_t n)
+{
+    if (which == TERN_CU_LIMIT_STACK)
+        stack = n;
+    return which == TERN_CU_LIMIT_STACK ? OK : INVALID;
 }
 /* Most do not reach each other, so that rows are gathered through the host. */
 tern_cu_result cuDeviceCanAccessPeer(int *can, tern_cu_device a, tern_cu_device b)
@@ -420,6 +439,15 @@ tern_cu_result cuModuleGetFunction(tern_cu_function *f, tern_cu_module m, const 
     *f = (tern_cu_function)f;
     return strncmp(name, "tern_cuda_k_", 12) ? INVALID : OK;
 #endif
+}
+/* Stacks: one kernel needs more than others. */
+tern_cu_result cuFuncGetAttribute(int *v, int a, tern_cu_function f)
+{
+    static tern_cu_function first;
+    if (!first)
+        first = f;
+    *v = f == first ? 600 : 8;
+    return a == TERN_CU_FUNCTION_LOCAL ? OK : INVALID;
 }
 tern_cu_result cuFuncSetAttribute(tern_cu_function f, int a, int v)
 {

@@ -1,6 +1,7 @@
 /* The device `cuda` on machines where something is missing, by drivers that are not real (fake_driver.c):
  *   test_driver CASE
  * Each case is a process of its own, for a process looks for the driver once. */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +148,18 @@ static void lost(void)
     tern_dev_close(d);
 }
 
+/* Stacks are what the largest kernel needs, 600 bytes, unless others use the card in this process. */
+static void stacks(bool shared)
+{
+    size_t (*stack)(void) = NULL;
+    CHECK(tern_dev_open(&d, "cuda", NULL, &err) == 0);
+    void *lib = dlopen(getenv("TERN_CUDA_DRIVER"), RTLD_NOW | RTLD_NOLOAD);
+    CHECK(lib);
+    *(void **)&stack = dlsym(lib, "fake_stack");
+    CHECK(stack && stack() == (shared ? 1024 : 640));
+    tern_dev_close(d);
+}
+
 int main(int argc, char **argv)
 {
     const char *which = argc > 1 ? argv[1] : "";
@@ -174,6 +187,8 @@ int main(int argc, char **argv)
         full();
     else if (strcmp(which, "lost") == 0)
         lost();
+    else if (strcmp(which, "stacks") == 0 || strcmp(which, "shared") == 0)
+        stacks(which[1] == 'h');
     else
         return 2;
     return 0;

@@ -134,6 +134,12 @@ none
     run 0 "$TERN" inspect "$work/mixed.gguf"
     same "$(awk '/^  Q[46]_K/ {print $1, $2}' "$out" | sort)" "Q4_K 48
 Q6_K 9" "tensors in Q6_K: the output matrix, values and down of four layers of eight"
+    run 0 python3 "$make" --preset tiny --type q4_k_m --experts 6 --active 2 -o "$work/experts.gguf"
+    run 0 "$TERN" bench --read 1M -m "$work/experts.gguf" -p 5 -n 3 -d 0 --kv l4 -r 1 --json
+    same "$(json '#results' model.arch)" "2
+qwen3moe" "bench of random experts"
+    run 2 python3 "$make" --preset tiny --experts 6 -o "$work/experts.gguf"
+    grep -q '0 of 6 experts cannot be active' "$err" || say "refuse experts of which none is active"
     run 2 python3 "$make" --type q6_k --ff 1000 -o "$work/random.gguf"
     grep -q 'ff is 1000, not a multiple of 256' "$err" || say "refuse what q6_k cannot hold"
 fi

@@ -48,6 +48,23 @@ static int load_kernels(struct tern_cuda_card *c, tern_error *err)
     return 0;
 }
 
+/* The driver holds a stack for every thread that the card can have at once, 1 KiB each: 264 MiB of an H200.  So it is
+ * as much as our largest kernel needs.  With less the driver would wait for the card at that kernel's first launch, and
+ * cards that wait for each other would wait for ever. */
+static int fit_stacks(const struct tern_cuda_card *c, tern_error *err)
+{
+    int most = 0;
+    for (int i = 0; i < TERN_CUDA_KERNELS; i++) {
+        int bytes = 0;
+        const tern_cu_result rc = tern_cu.cuFuncGetAttribute(&bytes, TERN_CU_FUNCTION_LOCAL, c->kernel[i]);
+        if (rc)
+            return tern_cu_error(rc, kernels[i].name, err);
+        most = bytes > most ? bytes : most;
+    }
+    return tern_cu_error(tern_cu.cuCtxSetLimit(TERN_CU_LIMIT_STACK, tern_round_up((size_t)most, 64)),
+                         "fitting the card's stacks", err);
+}
+
 static int attribute(const struct tern_cuda_card *c, int which)
 {
     int v = 0;
@@ -117,12 +134,16 @@ void tern_cuda_card_give(struct tern_cuda_card *c, size_t bytes)
 
 static int open_card(struct tern_cuda_card *c, int number, tern_error *err)
 {
-    int rc = 0;
+    int rc = 0, shared = 0;
+    unsigned flags = 0;
     TERN_TRY(tern_cu_load(err));
     TERN_TRY(look(c, number, err));
+    TERN_TRY(tern_cu_error(tern_cu.cuDevicePrimaryCtxGetState(c->device, &flags, &shared), "opening the card", err));
     TERN_TRY(tern_cu_error(tern_cu.cuDevicePrimaryCtxRetain(&c->context, c->device), "opening the card", err));
     TERN_TRY(tern_cu_error(tern_cu.cuCtxSetCurrent(c->context), "opening the card", err));
     TERN_TRY(load_kernels(c, err));
+    if (!shared) /* with other parts of the program, whose kernels may need more */
+        TERN_TRY(fit_stacks(c, err));
     TERN_TRY(measure(c, err));
 out:
     if (rc < 0 && c->context)

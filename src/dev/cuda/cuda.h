@@ -128,10 +128,10 @@ struct tern_cuda {
     struct tern_dev_step step;        /* as begin was told */
     struct tern_dev_limits limits;    /* but for what it points to */
     struct tern_cuda_attn *attn;
-    /* Scratch of products: decode rows as int8, prompt rows as 16-bit floats with a scale each, a product's weights. */
+    /* Scratch: decode rows as int8, prompt rows as halves with a scale each, a product's weights or closed pages. */
     tern_cu_address q8, half, half_scale, dense, halved; /* halved: the rows that half holds for the next one, or 0 */
-    size_t dense_bytes, q8_row_bytes;
-    int q8_rows, max_k, decode_rows; /* decode_rows: of the step in hand */
+    size_t dense_bytes, dense_room, q8_row_bytes; /* dense_bytes: for weights; there is more where pages need it */
+    int q8_rows, max_k, decode_rows;              /* decode_rows: of the step in hand */
     struct {
         tern_cu_address x; /* the rows that q8 holds, until they are written again; 0: none */
         int n, k;

@@ -250,6 +250,7 @@ static int op_prepare(struct tern_dev *dev, const struct tern_dev_limits *limits
     TERN_TRY(tern_cuda_step_open(d, limits, err));
     if (limits->n_caches)
         TERN_TRY(tern_cuda_attn_open(d, limits, err));
+    TERN_TRY(tern_cuda_take(d, &d->dense, d->dense_room, err));
     TERN_TRY(tern_cu_error(tern_cu.cuStreamSynchronize(d->stream), "taking memory of the card", err));
 out:
     return rc;

@@ -33,8 +33,11 @@ enum {
     TERN_CU_MAPPABLE = 102,
     TERN_CU_L2_BYTES = 38,
 
-    /* attribute of a function: bytes of shared memory beyond what it declares */
+    /* attributes of a function: bytes of a thread's stack; of shared memory beyond what it declares */
+    TERN_CU_FUNCTION_LOCAL = 3,
     TERN_CU_FUNCTION_SHARED = 8,
+
+    TERN_CU_LIMIT_STACK = 0,
 
     TERN_CU_STREAM_APART = 1, /* does not wait for the stream of number 0 */
     TERN_CU_EVENT_NO_TIME = 2,
@@ -88,9 +91,11 @@ struct tern_cu_launch {
     X(cuDeviceGetName, (char *, int, tern_cu_device))                                                      \
     X(cuDeviceGetAttribute, (int *, int, tern_cu_device))                                                  \
     X(cuDeviceTotalMem_v2, (size_t *, tern_cu_device))                                                     \
+    X(cuDevicePrimaryCtxGetState, (tern_cu_device, unsigned *, int *))                                     \
     X(cuDevicePrimaryCtxRetain, (tern_cu_context *, tern_cu_device))                                       \
     X(cuDevicePrimaryCtxRelease_v2, (tern_cu_device))                                                      \
     X(cuCtxSetCurrent, (tern_cu_context))                                                                  \
+    X(cuCtxSetLimit, (int, size_t))                                                                        \
     X(cuDeviceCanAccessPeer, (int *, tern_cu_device, tern_cu_device))                                      \
     X(cuCtxEnablePeerAccess, (tern_cu_context, unsigned))                                                  \
     X(cuMemGetInfo_v2, (size_t *, size_t *))                                                               \
@@ -124,6 +129,7 @@ struct tern_cu_launch {
     X(cuModuleLoadData, (tern_cu_module *, const void *))                                                  \
     X(cuModuleUnload, (tern_cu_module))                                                                    \
     X(cuModuleGetFunction, (tern_cu_function *, tern_cu_module, const char *))                             \
+    X(cuFuncGetAttribute, (int *, int, tern_cu_function))                                                  \
     X(cuFuncSetAttribute, (tern_cu_function, int, int))                                                    \
     X(cuLaunchKernelEx, (const struct tern_cu_launch *, tern_cu_function, void **, void **))               \
     X(cuGraphInstantiateWithFlags, (tern_cu_graph_exec *, tern_cu_graph, unsigned long long))              \

@@ -78,6 +78,22 @@ static void gather_inside(struct tern_cuda *d, struct tern_cuda_norm_args *a, in
         d->quantized.x = 0;
 }
 
+/* What is added has just been normed, in its place: the same kernel does it. */
+static void norm_inside(struct tern_cuda *d, struct tern_cuda_norm_args *a, int n_rows)
+{
+    const struct tern_cuda_norm_args *many = tern_cuda_last_call(d, TERN_CUDA_K_norm_many),
+                                     *before = many ? many : tern_cuda_last_call(d, TERN_CUDA_K_norm);
+    if (!before || before->y != a->plus || before->x != a->plus || before->y_stride != a->plus_stride ||
+        before->x_stride != a->plus_stride || before->n != a->n || before->eps != a->eps || before->plus ||
+        before->half || d->list.calls[d->list.n - 1].grid[0] != (unsigned)n_rows)
+        return;
+    a->plus_normed = 1;
+    a->plus_w = before->w;
+    tern_cuda_drop_last(d);
+    if (d->quantized.x == a->plus) /* nobody makes int8 of it now */
+        d->quantized.x = 0;
+}
+
 void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_dev_rows x, struct tern_dev_vec w,
                     float eps, int n_rows)
 {
@@ -102,6 +118,7 @@ void tern_cuda_norm(struct tern_dev *dev, struct tern_dev_rows y, struct tern_de
         a.plus_stride = e->b_stride;
         if (a.y != a.plus) {
             tern_cuda_drop_last(d);
+            norm_inside(d, &a, n_rows);
             gather_inside(d, &a, n_rows);
         } else {
             a.plus = a.sum = 0;

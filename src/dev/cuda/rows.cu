@@ -84,20 +84,47 @@ __device__ static inline float4 norm_input(const tern_cuda_norm_args &a, int row
     return load_four(cuda_at<const float>(a.x) + row * a.x_stride, i, a.n);
 }
 
-/* v and what is added to it, of which other cards may have these columns. */
+/* What is added, of which other cards may have these columns. */
+template <bool FEW> __device__ static inline float4 plus_at(const tern_cuda_norm_args &a, uint64_t number, int row, int i)
+{
+    float *plus = cuda_at<float>(a.plus) + row * a.plus_stride;
+    const tern_cuda_together &g = a.gather;
+    if (!FEW || !g.n_cards || (i >= g.bound[g.self] && i < g.bound[g.self + 1]))
+        return load_four(plus, i, a.n);
+    const float4 p = receive_four(g, number, row, i);
+    store_four(plus, i, a.n, p);
+    return p;
+}
+
+__device__ static inline float4 factors_at(uint64_t w, int i, int n)
+{
+    return w && i < n ? load_four(cuda_at<const float>(w), i, n) : make_float4(1, 1, 1, 1);
+}
+
+/* What is added is normed itself: by what.  It is in its place then, and a thread reads again what it read here. */
+template <bool FEW> __device__ static inline float plus_factor(const tern_cuda_norm_args &a, uint64_t number, int row)
+{
+    float squares = 0;
+    for (int i = threadIdx.x * 4; i < a.n; i += NORM_THREADS * 4)
+        squares = norm_squares(squares, plus_at<FEW>(a, number, row, i));
+    const float by = norm_factor(block_sum(squares), a.n, a.eps);
+    __syncthreads(); /* before threads' sums take the same place again */
+    return by;
+}
+
+/* v and what is added to it; by: as above. */
 template <bool FEW>
-__device__ static inline float4 norm_plus(const tern_cuda_norm_args &a, uint64_t number, int row, int i, float4 v)
+__device__ static inline float4 norm_plus(const tern_cuda_norm_args &a, uint64_t number, int row, int i, float4 v, float by)
 {
     if (!a.plus)
         return v;
-    float *plus = cuda_at<float>(a.plus) + row * a.plus_stride;
-    const tern_cuda_together &g = a.gather;
     float4 p;
-    if (FEW && g.n_cards && (i < g.bound[g.self] || i >= g.bound[g.self + 1])) {
-        p = receive_four(g, number, row, i);
+    if (a.plus_normed) {
+        float *plus = cuda_at<float>(a.plus) + row * a.plus_stride;
+        p = norm_times(load_four(plus, i, a.n), by, factors_at(a.plus_w, i, a.n));
         store_four(plus, i, a.n, p);
     } else {
-        p = load_four(plus, i, a.n);
+        p = plus_at<FEW>(a, number, row, i);
     }
     v = make_float4(v.x + p.x, v.y + p.y, v.z + p.z, v.w + p.w);
     store_four(cuda_at<float>(a.sum) + row * a.sum_stride, i, a.n, v);
@@ -120,13 +147,11 @@ template <bool FEW> __device__ static inline void norm_row(const tern_cuda_norm_
 {
     constexpr int KEPT = FEW ? NORM_KEPT : NORM_KEPT / 2;
     const int row = blockIdx.x, t = threadIdx.x * 4;
-    const float *w = cuda_at<const float>(a.w);
     float4 kept[KEPT], by_dim[KEPT];
     float squares = 0;
-    const auto factors = [&](int i) { return w && i < a.n ? load_four(w, i, a.n) : make_float4(1, 1, 1, 1); };
 #pragma unroll
     for (int j = 0; FEW && j < KEPT; j++) /* weights are there before the step is */
-        by_dim[j] = factors(t + j * NORM_THREADS * 4);
+        by_dim[j] = factors_at(a.w, t + j * NORM_THREADS * 4, a.n);
     const uint64_t number = FEW && a.gather.n_cards ? number_of(a.gather) : 0;
     cuda_wait();
     if (FEW && a.gather.n_cards)
@@ -136,15 +161,16 @@ template <bool FEW> __device__ static inline void norm_row(const tern_cuda_norm_
         const int i = t + j * NORM_THREADS * 4;
         kept[j] = i < a.n ? norm_input(a, row, i) : make_float4(0, 0, 0, 0);
     }
+    const float plus_by = a.plus_normed ? plus_factor<FEW>(a, number, row) : 1;
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
         const int i = t + j * NORM_THREADS * 4;
         if (i < a.n)
-            kept[j] = norm_plus<FEW>(a, number, row, i, kept[j]);
+            kept[j] = norm_plus<FEW>(a, number, row, i, kept[j], plus_by);
         squares = norm_squares(squares, kept[j]);
     }
     for (int i = t + KEPT * NORM_THREADS * 4; i < a.n; i += NORM_THREADS * 4)
-        squares = norm_squares(squares, norm_plus<FEW>(a, number, row, i, norm_input(a, row, i)));
+        squares = norm_squares(squares, norm_plus<FEW>(a, number, row, i, norm_input(a, row, i), plus_by));
     const float by = norm_factor(block_sum(squares), a.n, a.eps);
     const float *again =
         a.plus ? cuda_at<const float>(a.sum) + row * a.sum_stride : cuda_at<const float>(a.x) + row * a.x_stride;
@@ -152,11 +178,11 @@ template <bool FEW> __device__ static inline void norm_row(const tern_cuda_norm_
     for (int j = 0; j < KEPT; j++) {
         const int i = t + j * NORM_THREADS * 4;
         if (j * NORM_THREADS * 4 < a.n)
-            kept[j] = norm_output<FEW>(a, row, i, kept[j], by, FEW ? by_dim[j] : factors(i));
+            kept[j] = norm_output<FEW>(a, row, i, kept[j], by, FEW ? by_dim[j] : factors_at(a.w, i, a.n));
     }
     for (int j = KEPT; j * NORM_THREADS * 4 < a.n; j++) {
         const int i = t + j * NORM_THREADS * 4;
-        norm_output<FEW>(a, row, i, i < a.n ? load_four(again, i, a.n) : make_float4(0, 0, 0, 0), by, factors(i));
+        norm_output<FEW>(a, row, i, i < a.n ? load_four(again, i, a.n) : make_float4(0, 0, 0, 0), by, factors_at(a.w, i, a.n));
     }
     if (a.half) { /* a thread reads again what it wrote */
         const float *y = cuda_at<const float>(a.y) + row * a.y_stride;

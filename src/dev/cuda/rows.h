@@ -19,11 +19,13 @@ struct tern_cuda_embed_args {
 struct tern_cuda_norm_args {
     uint64_t y, y_stride, x, x_stride, w;
     uint64_t plus, plus_stride, sum, sum_stride;
+    uint64_t plus_w; /* where `plus` is normed itself first, in its place */
     uint64_t q8, row_bytes;
     uint64_t half, pitch, scale;
     int32_t n;
     float eps;
-    int32_t lanes, unused; /* of q8 */
+    int32_t lanes;       /* of q8 */
+    int32_t plus_normed; /* 1: it is; with eps, too */
     struct tern_cuda_together gather;
 };
 

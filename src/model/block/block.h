@@ -73,6 +73,7 @@ struct tern_forward {
 #define TERN_ROWS_FIELD(name) struct tern_dev_rows name;
     TERN_ROWS_LIST(TERN_ROWS_FIELD)
 #undef TERN_ROWS_FIELD
+    bool laid_over;                   /* q, k, v and a lie in ff_up */
     struct tern_dev_rows out, hidden; /* logits and hidden states, room for max_out and max_hidden rows */
     struct tern_dev_vec best;         /* values, then ids, of max_best rows */
     int max_out, max_hidden, max_best;

@@ -132,8 +132,8 @@ static size_t expanded_bytes(const struct tern_cuda *d, const struct tern_cuda_l
 }
 
 /* Room for closed pages as halves (prompts/expand.cu): of all KV heads of the longest context, but at most a 512th of
- * the card; then of as many heads as fit, and of one at least. */
-static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
+ * the card; then of as many heads as fit, and of one at least.  They lie where products have weights. */
+static void size_expanded(struct tern_cuda *d, const struct tern_dev_limits *l)
 {
     struct tern_cuda_attn *t = d->attn;
     for (int c = 0; c < l->n_caches; c++)
@@ -145,12 +145,14 @@ static int open_expanded(struct tern_cuda *d, const struct tern_dev_limits *l, t
             const size_t all = head * (size_t)layer->n_heads, bytes = all < most ? all : most > head ? most : head;
             t->expanded_bytes = bytes > t->expanded_bytes ? bytes : t->expanded_bytes;
         }
-    return t->expanded_bytes ? tern_cuda_take(d, &t->expanded, t->expanded_bytes, err) : 0;
+    d->dense_room = t->expanded_bytes > d->dense_room ? t->expanded_bytes : d->dense_room;
 }
 
+#define SEQUENCE_ROWS 8 /* decode rows of a sequence, with drafts, that partial results have room for */
+
 /* Room for decode rows' partial results.  A step may have as many decode rows as prompt rows (tokens that are computed
- * again), but seldom has: there is room for what a 1024th of the card holds, a page's rows at least, and more rows go
- * one part after the other. */
+ * again), but seldom has: there is room for some of each sequence, at most for what a 1024th of the card holds, for a
+ * page's rows at least, and more rows go one part after the other. */
 static int open_part(struct tern_cuda *d, const struct tern_dev_limits *l, tern_error *err)
 {
     struct tern_cuda_attn *t = d->attn;
@@ -161,8 +163,8 @@ static int open_part(struct tern_cuda *d, const struct tern_dev_limits *l, tern_
             const size_t floats = (size_t)l->shapes[i].n_heads * ((size_t)at->v.dim + 2);
             part = floats > part ? floats : part;
         }
-    const size_t row_bytes = part * TERN_CUDA_PARTS * sizeof(float),
-                 fit = row_bytes ? d->card->memory / 1024 / row_bytes : 0;
+    const size_t row_bytes = part * TERN_CUDA_PARTS * sizeof(float), some = (size_t)l->max_jobs * SEQUENCE_ROWS,
+                 held = row_bytes ? d->card->memory / 1024 / row_bytes : 0, fit = some < held ? some : held;
     t->part_rows = fit < TERN_PAGE ? TERN_PAGE : fit < (size_t)l->max_narrow ? (int)fit : l->max_narrow;
     return tern_cuda_take(d, &t->part, row_bytes * (size_t)t->part_rows, err);
 }
@@ -197,7 +199,7 @@ int tern_cuda_attn_open(struct tern_cuda *d, const struct tern_dev_limits *l, te
     TERN_TRY(tern_cuda_jobs_open(d, l, err));
     TERN_TRY(open_part(d, l, err));
     TERN_TRY(open_columns(d, l, err));
-    TERN_TRY(open_expanded(d, l, err));
+    size_expanded(d, l);
     TERN_TRY(tern_cuda_spans_open(d, l, err));
 out:
     return rc;
@@ -206,7 +208,7 @@ out:
 void tern_cuda_attn_close(struct tern_cuda *d)
 {
     struct tern_cuda_attn *t = d->attn;
-    const tern_cu_address scratch[] = {t->part,       t->columns,    t->expanded,    t->constants,
+    const tern_cu_address scratch[] = {t->part,       t->columns,    t->constants,
                                        t->spans.made, t->spans.rows, t->spans.scores};
     tern_cuda_jobs_close(d);
     for (size_t i = 0; i < sizeof scratch / sizeof *scratch; i++)
@@ -474,7 +476,7 @@ static struct wide wide_of(const struct tern_cuda *d, const struct tern_cuda_lay
 /* Each pass through as many KV heads at once as there is room for their closed pages. */
 static void run_passes(struct tern_cuda *d, struct tern_cuda_attn_args *a, int cache, struct wide w)
 {
-    a->expanded = in_place(d, &a->l) ? 0 : d->attn->expanded;
+    a->expanded = in_place(d, &a->l) || !d->attn->expanded_bytes ? 0 : d->dense;
     for (struct pass p = next_pass(d, a, cache, 0); p.units; p = next_pass(d, a, cache, p.end)) {
         const size_t fit = p.pages ? d->attn->expanded_bytes / (expanded_bytes(d, &a->l) * (size_t)p.pages) : SIZE_MAX;
         const int heads = fit < (size_t)a->l.n_heads ? (int)fit : a->l.n_heads;
@@ -557,15 +559,32 @@ static int codes_eighths(int64_t n, int blocks)
     return share > 8 ? (int)tern_round_up(share, step) : 8;
 }
 
-/* Blocks of up to four q rows, or of eight where there is room for them. */
-static bool cut_codes(const struct tern_cuda *d, struct tern_cuda_attn_args *a, struct tern_cuda_list_of units)
+/* Blocks of up to `most` q rows. */
+static int cut_rows(struct tern_cuda_attn_args *a, int rows, int most)
 {
-    const bool fit = codes_fit(d, &a->l, true);
-    split_heads(a, fit ? 8 : 4);
-    const bool eight = fit && (a->heads > 4 || a->heads * units.rows > 4);
-    a->rows = (eight ? 8 : 4) / a->heads;
-    a->n_blocks = (units.rows + a->rows - 1) / a->rows;
-    return eight;
+    split_heads(a, most);
+    a->rows = most / a->heads;
+    a->n_blocks = (rows + a->rows - 1) / a->rows;
+    return a->n_blocks * a->l.n_heads * a->n_split;
+}
+
+/* Few enough that each finishes its heads, or has more registers. */
+static bool is_little(const struct tern_cuda *d, const struct tern_cuda_attn_args *a, struct work work, int times)
+{
+    return (work.all + work.rows) * times <= 3 * d->card->processors && a->l.k.dim <= 128;
+}
+
+/* Blocks of up to four q rows, or of eight where there is room for them, unless a card has nothing better to do than to
+ * read pages twice. */
+static bool cut_codes(const struct tern_cuda *d, struct tern_cuda_attn_args *a, int rows, struct work work)
+{
+    if (!codes_fit(d, &a->l, true) || (a->group <= 4 && a->group * rows <= 4) ||
+        (a->group > 4 && is_little(d, a, work, cut_rows(a, rows, 4)))) {
+        (void)cut_rows(a, rows, 4);
+        return false;
+    }
+    (void)cut_rows(a, rows, 8);
+    return true;
 }
 
 /* The call before finishes the heads of the very rows of `a`, which need nothing else of it: attention does it itself
@@ -575,8 +594,8 @@ static bool own_heads(struct tern_cuda *d, const struct tern_cuda_attn_args *a, 
 {
     const struct tern_cuda_append_heads_args *before = tern_cuda_last_call(d, TERN_CUDA_K_append_heads);
     const struct tern_cuda_lists *l = &d->attn->rates[0].lists[0];
-    if (!before || !before->columns || a->columns != before->columns || a->n_blocks > 1 || a->n_split > 1 ||
-        l->all.n != units.n || l->staged.n || before->heads.n_sets != 2 + (before->v >= 0))
+    if (!before || !before->columns || a->columns != before->columns || a->n_blocks > 1 || l->all.n != units.n ||
+        l->staged.n || before->heads.n_sets != 2 + (before->v >= 0))
         return false;
     memset(own, 0, sizeof *own); /* lists of calls are compared byte by byte */
     own->attn = *a;
@@ -599,9 +618,9 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
     const int codes = kind_of_codes(&a->l);
     if (!on_codes(d, &a->l))
         return false;
-    const bool eight = cut_codes(d, a, units), small = a->l.k.dim == 64, large = a->l.k.dim == 256;
+    const bool eight = cut_codes(d, a, units.rows, work), small = a->l.k.dim == 64, large = a->l.k.dim == 256;
     const int times = a->n_blocks * a->l.n_heads * a->n_split;
-    const bool little = (work.all + work.rows) * times <= 3 * d->card->processors && !eight && !large;
+    const bool little = !eight && is_little(d, a, work, times);
     const bool alike = codes < ALIKE_CODES, few = little && alike && !a->l.k.trellis && a->l.k.bits < 8;
     const int first = small ? TERN_CUDA_K_codes_64_2_1 : large ? TERN_CUDA_K_codes_256_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;

@@ -110,25 +110,26 @@ struct raw_piece {
     int n, hi, page;
 };
 
-/* Sixteen tokens as they come from memory: of dims 16 s + 4 t + i the lane's two tokens, 2 g and 2 g + 1; of tokens 4 t + i the
- * lane's two dims of each 16, 2 g and 2 g + 1. */
+/* Sixteen tokens as they come from memory, a part of a head of D dims: of dims 16 s + 4 t + i the lane's two tokens, 2 g and
+ * 2 g + 1; of tokens 4 t + i the lane's two dims of each 16, 2 g and 2 g + 1. */
 template <int D> struct raw_words {
-    uint32_t k[D / 16][4], v[D / 16][4];
+    static constexpr int PARTS = D > 128 ? D / 128 : 1, DIMS = D / PARTS; /* of more there are no registers */
+    uint32_t k[DIMS / 16][4], v[DIMS / 16][4];
 
-    __device__ void load_keys(const raw_piece &p, int token, int t)
+    __device__ void load_keys(const raw_piece &p, int part, int token, int t)
     {
         const bool there = token < p.hi;
-        const uint8_t *at = p.k + 2 * (4 * t * p.n + token);
+        const uint8_t *at = p.k + 2 * ((part * DIMS + 4 * t) * p.n + token);
         if (p.n == 64) {
 #pragma unroll
-            for (int s = 0; s < D / 16; s++)
+            for (int s = 0; s < DIMS / 16; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     k[s][i] = there ? *reinterpret_cast<const uint32_t *>(at + (16 * s + i) * 128) : 0;
         } else { /* first tokens, of any number: pairs lie anywhere */
             const bool both = token + 1 < p.hi;
 #pragma unroll
-            for (int s = 0; s < D / 16; s++)
+            for (int s = 0; s < DIMS / 16; s++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const uint16_t *two = reinterpret_cast<const uint16_t *>(at + (16 * s + i) * 2 * p.n);
@@ -136,11 +137,11 @@ template <int D> struct raw_words {
                 }
         }
     }
-    __device__ void load_values(const raw_piece &p, int first, int g, int t)
+    __device__ void load_values(const raw_piece &p, int part, int first, int g, int t)
     {
-        const uint8_t *at = p.v + 2 * ((first + 4 * t) * D + 2 * g);
+        const uint8_t *at = p.v + 2 * ((first + 4 * t) * D + part * DIMS + 2 * g);
 #pragma unroll
-        for (int j = 0; j < D / 16; j++)
+        for (int j = 0; j < DIMS / 16; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 v[j][i] = first + 4 * t + i < p.hi ? *reinterpret_cast<const uint32_t *>(at + 2 * (i * D + 16 * j)) : 0;
@@ -195,24 +196,27 @@ template <int D, int ROWS, int NT>
 __device__ static __forceinline__ void raw_unit(const block_rows &b, const raw_room<D, ROWS> &r, raw_sums<D, NT> &st,
                                                 const raw_piece &piece, int first)
 {
+    constexpr int PARTS = raw_words<D>::PARTS, STEPS = raw_words<D>::DIMS / 16;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     raw_words<D> w;
     float c[NT][2][4] = {};
     uint32_t a[4], columns[NT][2];
-    w.load_keys(piece, first + 2 * g, t);
-    if (D <= 128) /* of more there are no registers for both */
-        w.load_values(piece, first, g, t);
 #pragma unroll
-    for (int s = 0; s < D / 16; s++) {
-        raw_operand(a, w.k[s]);
+    for (int part = 0; part < PARTS; part++) {
+        w.load_keys(piece, part, first + 2 * g, t);
+        if (PARTS == 1)
+            w.load_values(piece, 0, first, g, t);
 #pragma unroll
-        for (int i = 0; i < NT; i++) {
-            const uint2 q = *reinterpret_cast<const uint2 *>(r.q + (8 * i + g) * r.COLUMN + 16 * s + 4 * t);
-            multiply(c[i][s % 2], a, q.x, q.y);
+        for (int s = 0; s < STEPS; s++) {
+            raw_operand(a, w.k[s]);
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                const __half *q = r.q + (8 * i + g) * r.COLUMN + 16 * (part * STEPS + s) + 4 * t;
+                const uint2 two = *reinterpret_cast<const uint2 *>(q);
+                multiply(c[i][s % 2], a, two.x, two.y);
+            }
         }
     }
-    if (D > 128)
-        w.load_values(piece, first, g, t);
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         float p[2];
@@ -236,11 +240,16 @@ __device__ static __forceinline__ void raw_unit(const block_rows &b, const raw_r
                 st.o[i][j][k] = __fmul_rn(st.o[i][j][k], shrink);
     }
 #pragma unroll
-    for (int j = 0; j < D / 16; j++) {
-        raw_operand(a, w.v[j]);
+    for (int part = 0; part < PARTS; part++) {
+        if (PARTS > 1)
+            w.load_values(piece, part, first, g, t);
 #pragma unroll
-        for (int i = 0; i < NT; i++)
-            multiply(st.o[i][j], a, columns[i][0], columns[i][1]);
+        for (int j = 0; j < STEPS; j++) {
+            raw_operand(a, w.v[j]);
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+                multiply(st.o[i][part * STEPS + j], a, columns[i][0], columns[i][1]);
+        }
     }
 }
 

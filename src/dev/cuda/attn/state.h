@@ -33,10 +33,9 @@ struct tern_cuda_attn {
     struct tern_cuda_layer *layers; /* [n_caches][n_spans] */
     tern_cu_address constants;      /* what they point to */
     tern_cu_address stage, part;
-    tern_cu_address columns;  /* queries of decode rows (attn/columns.cuh); 0: no layer needs them */
-    int part_rows;            /* decode rows that part has room for */
-    tern_cu_address expanded; /* closed pages of prompt rows as halves (prompts/expand.cu); 0: no layer needs them */
-    size_t expanded_bytes;
+    tern_cu_address columns; /* queries of decode rows (attn/columns.cuh); 0: no layer needs them */
+    int part_rows;           /* decode rows that part has room for */
+    size_t expanded_bytes;   /* of prompt rows' closed pages as halves (prompts/expand.cu); 0: no layer needs them */
     size_t stage_tile_bytes, stage_tiles; /* of one set */
     int *stage_set;                       /* [n_spans] */
     int *rate_of;                         /* [n_spans] index of rates */

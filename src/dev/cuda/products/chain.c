@@ -72,7 +72,7 @@ static bool fits(const struct tern_cuda *d, const struct tern_cuda_narrow *a, in
 /* x += y; its norm, as int8 too. */
 static bool norm_fits(const struct tern_cuda *d, const struct tern_cuda_norm_args *a)
 {
-    return a->plus && a->sum == a->x && a->w && a->q8 == d->q8 && !a->half;
+    return a->plus && a->sum == a->x && a->w && a->q8 == d->q8 && !a->half && !a->plus_normed;
 }
 
 static bool of_one_row(const struct tern_cuda_call *c)

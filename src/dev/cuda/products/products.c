@@ -9,6 +9,7 @@
 #define TILE           128
 #define TILE_SHARED    (3 * 2 * TILE * 64 * 2)
 #define FEW_UNITS      32  /* of 256 inputs */
+#define FLOAT_MANY     128 /* rows by floats that are many */
 #define TILE_90        256 /* of columns, on cards of compute capability 9.0 */
 #define TILE_90_SHARED (4 * (TILE + TILE_90) * 64 * 2 + 1024)
 
@@ -54,8 +55,7 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
     TERN_TRY(tern_cuda_take(d, &d->half, l->exact ? 0 : half_rows * tern_cuda_pitch((int)k) * 2, err));
     TERN_TRY(tern_cuda_take(d, &d->half_scale, l->exact ? 0 : half_rows * sizeof(float), err));
     TERN_TRY(tern_cuda_chain_open(d, err));
-    d->dense_bytes = dense_bytes(l);
-    TERN_TRY(tern_cuda_take(d, &d->dense, d->dense_bytes, err));
+    d->dense_bytes = d->dense_room = dense_bytes(l);
 out:
     return rc;
 }
@@ -302,6 +302,19 @@ static void narrow_eights(struct tern_cuda *d, const struct tern_cuda_narrow *al
     }
 }
 
+static void narrow_floats(struct tern_cuda *d, const struct tern_cuda_narrow *a, int n_z, bool one)
+{
+    const bool many = !one && a->n_rows >= FLOAT_MANY;
+    const int rows = one                                 ? 1
+                     : !many                             ? 4
+                     : a->m[0].w.codes == TERN_CODES_F32 ? 16
+                                                         : 8,
+              warps = many && a->parts > TERN_CUDA_FLOAT_PARTS / 2 ? TERN_CUDA_FLOAT_PARTS / 2 : a->parts;
+    tern_cuda_launch(d, (enum tern_cuda_kernel)((int)kernel_of(&a->m[0].w) + !one + many),
+                     (unsigned)((a->n_rows + rows - 1) / rows), (unsigned)a->n_panels, (unsigned)n_z,
+                     (unsigned)warps * 32, 0, a, sizeof *a);
+}
+
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const struct tern_cuda_matrix *w = &a->m[0].w;
@@ -322,9 +335,7 @@ void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
         a->n_heads = 1;
     a->head_rows = head_rows_of(a->n_rows);
     if (floats)
-        tern_cuda_launch(d, (enum tern_cuda_kernel)(kernel_of(w) + !one),
-                         (unsigned)(one ? a->n_rows : (a->n_rows + 3) / 4), (unsigned)a->n_panels, (unsigned)n_z,
-                         (unsigned)a->parts * 32, 0, a, sizeof *a);
+        narrow_floats(d, a, n_z, one);
     else if (w->codes == TERN_CODES_E4M3 && !one)
         narrow_eights(d, a, n_z);
     else

@@ -7,7 +7,7 @@
 #include "dev/cuda/products/unit.cuh"
 
 #define WARPS       8
-#define FLOAT_WARPS TERN_CUDA_FLOAT_PARTS
+#define FLOAT_PARTS TERN_CUDA_FLOAT_PARTS
 
 TERN_CUDA_KERNEL_BEGIN(quantize, tern_cuda_quantize, 256, 1)
 {
@@ -22,18 +22,17 @@ TERN_CUDA_KERNEL_BEGIN(quantize, tern_cuda_quantize, 256, 1)
                   (row / a.n_heads) * a.row_step + row % a.n_heads * a.head_step, a.k, at / 32, at / 4 % 8, v, real);
 }
 
-/* part[warp][row][column], all warps' sums: added up in order and written. */
+/* part[part][row][column]: added up in order and written. */
 template <int R>
 __device__ static inline void finish(const tern_cuda_narrow &a, const tern_cuda_product &m, float (*part)[R][16],
                                      int panel, int row0)
 {
-    const int warps = blockDim.x / 32;
     __syncthreads();
     for (int t = threadIdx.x; t < R * 16; t += blockDim.x) {
         const int r = t / 16, c = t % 16, col = panel * 16 + c;
         float sum = part[0][r][c];
-        for (int w = 1; w < warps; w++)
-            sum += part[w][r][c];
+        for (int p = 1; p < a.parts; p++)
+            sum += part[p][r][c];
         if (row0 + r >= a.n_rows || col >= m.w.n)
             continue;
         if (m.bias)
@@ -261,11 +260,12 @@ TERN_NARROW_KINDS(NARROW)
 
 /* ---- float codes: f32 activations -------------------------------------------------------------------------------- */
 
-/* Lane l of a warp takes W neighbouring outputs of input l / (16 / W) of a group of inputs. */
+/* Lane l of a warp takes W neighbouring outputs of input l / (16 / W) of a group of inputs.  R rows; of many a warp has several
+ * parts of the sum, one after the other. */
 template <int C, int R> __device__ static inline void floats(const tern_cuda_narrow &a)
 {
     constexpr int W = C == TERN_CODES_F32 ? 4 : 8, LANES = 16 / W, INPUTS = 32 / LANES;
-    __shared__ float part[FLOAT_WARPS][R][16];
+    __shared__ float part[FLOAT_PARTS][R][16];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const int g = lane % LANES, sub = lane / LANES, row0 = blockIdx.x * R;
     const tern_cuda_product &m = a.m[product_of(a, blockIdx.y)];
@@ -275,59 +275,64 @@ template <int C, int R> __device__ static inline void floats(const tern_cuda_nar
     if (a.ids)
         matrix = cuda_at<const int32_t>(a.ids)[row0];
     const uint8_t *p = cuda_at<const uint8_t>(m.w.p) + matrix * a.matrix_bytes + panel * m.w.panel_bytes;
-    const float *x[R];
+    const int first = row0 / a.per_row;
+    const float *x = cuda_at<const float>(a.x) + first * a.x_stride + blockIdx.z * a.x_head;
+    uint32_t row_at[R];
 #pragma unroll
     for (int r = 0; r < R; r++)
-        x[r] = cuda_at<const float>(a.x) + (uint64_t)(min(row0 + r, a.n_rows - 1) / a.per_row) * a.x_stride +
-               blockIdx.z * a.x_head;
-    float acc[R][W] = {};
-#pragma unroll(R == 1 ? 4 : 2)
-    for (int i = warp * INPUTS + sub; i < k; i += warps * INPUTS) {
-        const uint4 v = __ldg(reinterpret_cast<const uint4 *>(p + (uint64_t)i * (C == TERN_CODES_F32 ? 64 : 32)) + g);
-        float w[W];
+        row_at[r] = (uint32_t)(min(row0 + r, a.n_rows - 1) / a.per_row - first) * (uint32_t)a.x_stride;
+    for (int of = warp; of < a.parts; of += warps) {
+        float acc[R][W] = {};
+#pragma unroll(R == 1 ? 4 : R == 4 ? 2 : 1)
+        for (int i = of * INPUTS + sub; i < k; i += a.parts * INPUTS) {
+            const uint4 v = __ldg(reinterpret_cast<const uint4 *>(p + (uint64_t)i * (C == TERN_CODES_F32 ? 64 : 32)) + g);
+            float w[W];
 #pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const uint32_t two = word(v, q);
-            if (C == TERN_CODES_F32) {
-                w[q] = __uint_as_float(two);
-            } else if (C == TERN_CODES_F16) {
-                w[2 * q % W] = half_bits(two & 0xFFFF);
-                w[(2 * q + 1) % W] = half_bits(two >> 16);
-            } else {
-                w[2 * q % W] = __uint_as_float(two << 16);
-                w[(2 * q + 1) % W] = __uint_as_float(two & 0xFFFF0000u);
+            for (int q = 0; q < 4; q++) {
+                const uint32_t two = word(v, q);
+                if (C == TERN_CODES_F32) {
+                    w[q] = __uint_as_float(two);
+                } else if (C == TERN_CODES_F16) {
+                    w[2 * q % W] = half_bits(two & 0xFFFF);
+                    w[(2 * q + 1) % W] = half_bits(two >> 16);
+                } else {
+                    w[2 * q % W] = __uint_as_float(two << 16);
+                    w[(2 * q + 1) % W] = __uint_as_float(two & 0xFFFF0000u);
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const float xi = x[row_at[r] + i];
+#pragma unroll
+                for (int q = 0; q < W; q++)
+                    acc[r][q] = __fmaf_rn(w[q], xi, acc[r][q]);
             }
         }
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            const float xi = x[r][i];
+        for (int r = 0; r < R; r++)
 #pragma unroll
-            for (int q = 0; q < W; q++)
-                acc[r][q] = __fmaf_rn(w[q], xi, acc[r][q]);
-        }
+            for (int q = 0; q < W; q++) {
+                float v = acc[r][q];
+                for (int step = LANES; step < 32; step *= 2)
+                    v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+                if (lane < LANES)
+                    part[of][r][g * W + q] = v;
+            }
     }
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int q = 0; q < W; q++) {
-            float v = acc[r][q];
-            for (int step = LANES; step < 32; step *= 2)
-                v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
-            if (lane < LANES)
-                part[warp][r][g * W + q] = v;
-        }
     finish<R>(a, m, part, panel, row0);
 }
 
-#define FLOATS(c, r)                                                                \
-    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * FLOAT_WARPS, 1) \
-    {                                                                               \
-        floats<TERN_CODES_##c, r>(a);                                               \
+#define FLOATS(c, r, warps)                                                   \
+    TERN_CUDA_KERNEL_BEGIN(floats_##c##_##r, tern_cuda_narrow, 32 * warps, 1) \
+    {                                                                         \
+        floats<TERN_CODES_##c, r>(a);                                         \
     }
-FLOATS(F32, 1)
-FLOATS(F32, 4)
-FLOATS(F16, 1)
-FLOATS(F16, 4)
-FLOATS(BF16, 1)
-FLOATS(BF16, 4)
+#define ALL_FLOATS(c, many)            \
+    FLOATS(c, 1, FLOAT_PARTS)          \
+    FLOATS(c, 4, FLOAT_PARTS)          \
+    FLOATS(c, many, FLOAT_PARTS / 2)
+ALL_FLOATS(F32, 16)
+ALL_FLOATS(F16, 8)
+ALL_FLOATS(BF16, 8)
+#undef ALL_FLOATS
 #undef FLOATS
