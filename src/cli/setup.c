@@ -54,6 +54,14 @@ static int check_max(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
+static int check_drafts(const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *draft = &a->v[TERN_OPT_DRAFT];
+    if (a->v[TERN_OPT_DRAFT_MAX].n && strcmp(draft->s, "off") == 0)
+        return tern_cli_usage(err, "--draft-max belongs to --draft, which is off");
+    return 0;
+}
+
 /* A plan that no model could have is wrong use; what its file holds is not on the command line. */
 static int check_plan(const char *spec, tern_error *err)
 {
@@ -71,6 +79,7 @@ int tern_setup_check_kv(const struct tern_args *a, tern_error *err)
 int tern_setup_begin(const struct tern_args *a, tern_error *err)
 {
     int rc = tern_setup_check_kv(a, err);
+    rc = rc < 0 ? rc : check_drafts(a, err);
     return rc < 0 ? rc : tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err);
 }
 

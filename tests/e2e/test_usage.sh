@@ -109,6 +109,13 @@ bad "the prompt is empty" run -m "$MODEL" ""
 bad "-m (--model) must not be empty: it is FILE" run -m "" -p x
 bad "--packed must not be empty" run -m "$MODEL" -p x --packed ""
 bad "--draft must not be empty" run -m "$MODEL" -p x --draft=
+bad "--draft-max belongs to --draft" run -m "$MODEL" -p x --draft-max 3
+bad "--draft-max belongs to --draft" chat -m "$MODEL" --draft off --draft-max 3
+bad "--draft-max belongs to --draft" serve -m "$MODEL" --draft-max 3
+run 0 "$TERN" run -m "$MODEL" -p x -n 1 --draft ngram --draft-max 3
+bad "belong to --cache-disk" serve -m "$MODEL" --cache-disk-gb 1
+bad "belong to --cache-disk" serve -m "$MODEL" --cache-disk-min-free 0
+bad "build, verify, ls or rm" cache
 bad "--out must not be empty" eval logits -m "$MODEL" --ids 1 --out ""
 bad "--ids @: the name of a file is missing" eval logits -m "$MODEL" --ids @ --out "$work/x.npy"
 bad "an argument is empty" inspect ""
