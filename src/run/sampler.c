@@ -109,6 +109,8 @@ int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params 
     tern_sampler *s = NULL;
     size_t n_bias = p->n_bias > 0 ? (size_t)p->n_bias : 0;
     *out = NULL;
+    if (n_vocab < 1)
+        TERN_FAIL(err, TERN_EINVAL, "a vocabulary of %d tokens has none to pick", n_vocab);
     TERN_TRY(check_params(p, n_vocab, err));
     TERN_TRY(tern_alloc(&s, 1, sizeof *s, err));
     s->p = *p;
