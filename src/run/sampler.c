@@ -74,6 +74,8 @@ static int check_params(const tern_sampler_params *p, int n_vocab, tern_error *e
     TERN_TRY(check_range("presence penalty", p->presence_penalty, -100, 100, err));
     TERN_TRY(check_range("frequency penalty", p->frequency_penalty, -100, 100, err));
     TERN_TRY(check_range("penalty window", p->penalty_last, -1, INT32_MAX, err));
+    if (p->n_bias > 0 && (!p->bias_ids || !p->bias_values))
+        TERN_FAIL(err, TERN_EINVAL, "logit bias: there are %d, and no list of them", p->n_bias);
     for (int i = 0; i < p->n_bias; i++) {
         if (p->bias_ids[i] < 0 || p->bias_ids[i] >= n_vocab)
             TERN_FAIL(err, TERN_EINVAL, "logit bias: token %d is outside the vocabulary of %d", p->bias_ids[i],

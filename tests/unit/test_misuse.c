@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <cmocka.h>
+#include "tern/convert.h"
+#include "tern/loop.h"
 #include "tern/tern.h"
 #include "tiny.h"
 
@@ -90,13 +92,85 @@ static void test_samplers(void **state)
     assert_null(s);
 }
 
+static void test_generation(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    tern_seq *s = NULL;
+    const char *const none[] = {NULL};
+    tern_generate_params p = {.max_tokens = 1};
+    tern_sampler_defaults(&p.sampler);
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    tern_engine *e = tiny_engine(&t, "t4", false, 1, 1, 64);
+    tiny_ok(tern_seq_new(&s, e, &err), &err);
+    p.n_stop = 1;
+    REFUSED("stop string 0 is missing", tern_generate(e, s, t.ids, 3, &p, NULL, &err));
+    p.stop = none;
+    REFUSED("stop string 0 is missing", tern_generate(e, s, t.ids, 3, &p, NULL, &err));
+    p.n_stop = 0;
+    p.n_stop_ids = 2;
+    REFUSED("stop tokens: there are 2", tern_generate(e, s, t.ids, 3, &p, NULL, &err));
+    p.n_stop_ids = 0;
+    p.sampler.n_bias = 1;
+    REFUSED("logit bias: there are 1", tern_generate(e, s, t.ids, 3, &p, NULL, &err));
+    assert_int_equal(tern_seq_length(s), 0);
+    tern_engine_close(&e);
+    tiny_close(&t);
+}
+
+#define SUBMIT(words, set)                                                   \
+    do {                                                                     \
+        tern_request_defaults(&r);                                           \
+        r.prompt = t.ids;                                                    \
+        r.n_prompt = 3;                                                      \
+        set;                                                                 \
+        REFUSED(words, tern_loop_submit(loop, &r, events, NULL, &id, &err)); \
+    } while (0)
+
+static void test_loops(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tern_error err = {0};
+    tern_loop *loop = NULL, *second = NULL;
+    tern_events *events = NULL;
+    tern_request r;
+    uint64_t id;
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    tern_engine *e = tiny_engine(&t, "t4", false, 1, 2, 64);
+    tiny_ok(tern_events_new(&events, &err), &err);
+    tiny_ok(tern_loop_open(&loop, e, NULL, &err), &err);
+    REFUSED("runs another loop", tern_loop_open(&second, e, NULL, &err));
+    assert_null(second);
+    SUBMIT("the prompt is empty", r.prompt = NULL);
+    SUBMIT("borders: there are 1", r.n_borders = 1);
+    SUBMIT("stop strings: there are 1", r.n_stop = 1);
+    SUBMIT("stop tokens: there are 2", r.n_stop_ids = 2);
+    SUBMIT("logit bias: there are 1", r.sampler.n_bias = 1);
+    SUBMIT("logit bias: there are 1", (r.sampler.n_bias = 1, r.sampler.bias_ids = t.ids));
+    tern_loop_close(&loop);
+    tiny_ok(tern_loop_open(&loop, e, NULL, &err), &err); /* it is the caller's again */
+    tern_loop_close(&loop);
+    tern_events_free(events);
+    tern_engine_close(&e);
+    tiny_close(&t);
+}
+
+static void test_converting(void **state)
+{
+    (void)state;
+    tern_error err = {0};
+    REFUSED("threads = -1", tern_convert(TERN_TEST_DATA "/tiny/llama-tied.gguf", "never.gguf",
+                                         &(tern_convert_params){.n_threads = -1}, NULL, &err));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_opening),
-        cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_samplers),
+        cmocka_unit_test(test_opening),    cmocka_unit_test(test_steps),      cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_samplers),   cmocka_unit_test(test_generation), cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_converting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
