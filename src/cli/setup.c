@@ -447,6 +447,10 @@ int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_err
         if (!p->stop[i][0])
             return tern_cli_usage(err, "--stop must not be empty");
     }
+    for (int i = 0; i < a->v[TERN_OPT_STOP_TOKEN].n_items; i++) {
+        if (!a->v[TERN_OPT_STOP_TOKEN].ss[i][0])
+            return tern_cli_usage(err, "--stop-token must not be empty");
+    }
     return 0;
 }
 

@@ -149,7 +149,8 @@ bad "--top-k" run -m "$MODEL" -p x --top-k -5
 bad "0 to 1" run -m "$MODEL" -p x --top-p 1.5
 bad "--min-p" run -m "$MODEL" -p x --min-p 2
 bad "--seed" run -m "$MODEL" -p x --seed -4
-bad "--stop" run -m "$MODEL" -p x --stop ""
+bad "--stop must not" run -m "$MODEL" -p x --stop ""
+bad "--stop-token must not" run -m "$MODEL" -p x --stop-token ""
 bad "--repeat-penalty" run -m "$MODEL" -p x --repeat-penalty 0
 bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5
 bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5=
