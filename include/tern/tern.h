@@ -399,6 +399,7 @@ typedef struct tern_engine_params {
     int draft_most; /* guesses per sequence and step, 1..64 (16 where layers are recurrent); 0 = 15, 7 of a model (4) */
 } tern_engine_params;
 
+/* p NULL: all defaults. */
 TERN_API int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err);
 TERN_API void tern_engine_close(tern_engine **e); /* frees its sequences too */
 TERN_API int tern_engine_ctx(const tern_engine *e);

@@ -1,11 +1,13 @@
 #include "base/buf.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static int reserve(struct tern_buf *b, size_t more, tern_error *err)
 {
@@ -74,17 +76,9 @@ void tern_buf_clear(struct tern_buf *b)
     *b = (struct tern_buf){.max = b->max};
 }
 
-int tern_buf_read_file(struct tern_buf *b, const char *path, size_t max_bytes, tern_error *err)
+static int read_stream(struct tern_buf *b, FILE *f, const char *path, size_t max_bytes, tern_error *err)
 {
     int rc = 0;
-    struct stat st;
-    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    if (f == stdin)
-        path = "standard input";
-    if (!f)
-        return tern_err_set(err, TERN_EIO, "%s: %s", path, strerror(errno));
-    if (fstat(fileno(f), &st) == 0 && S_ISDIR(st.st_mode))
-        TERN_FAIL(err, TERN_EIO, "%s: is a directory", path);
     char chunk[65536];
     size_t n;
     while ((n = fread(chunk, 1, sizeof chunk, f)) > 0) {
@@ -96,7 +90,45 @@ int tern_buf_read_file(struct tern_buf *b, const char *path, size_t max_bytes, t
         TERN_FAIL(err, TERN_EIO, "%s: %s", path, strerror(errno));
     TERN_TRY(tern_buf_add(b, "", 0, err)); /* an empty file is still a C string */
 out:
+    return rc;
+}
+
+int tern_buf_read_file(struct tern_buf *b, const char *path, size_t max_bytes, tern_error *err)
+{
+    int rc = 0;
+    struct stat st;
+    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (f == stdin)
+        path = "standard input";
+    if (!f)
+        return tern_err_set(err, TERN_EIO, "%s: %s", path, strerror(errno));
+    if (fstat(fileno(f), &st) == 0 && S_ISDIR(st.st_mode))
+        TERN_FAIL(err, TERN_EIO, "%s: is a directory", path);
+    TERN_TRY(read_stream(b, f, path, max_bytes, err));
+out:
     if (f != stdin)
         (void)fclose(f);
+    return rc;
+}
+
+int tern_buf_read_regular(struct tern_buf *b, const char *path, size_t max_bytes, tern_error *err)
+{
+    int rc = 0;
+    struct stat st;
+    FILE *f = NULL;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return tern_err_set(err, TERN_EIO, "%s: %s", path, strerror(errno));
+    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+        TERN_FAIL(err, TERN_EIO, "%s: is %s", path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
+    f = fdopen(fd, "rb");
+    if (!f)
+        TERN_FAIL(err, TERN_EIO, "%s: %s", path, strerror(errno));
+    TERN_TRY(read_stream(b, f, path, max_bytes, err));
+out:
+    if (f)
+        (void)fclose(f);
+    else
+        (void)close(fd);
     return rc;
 }

@@ -23,7 +23,11 @@ int tern_buf_addf(struct tern_buf *b, tern_error *err, const char *fmt, ...) TER
 void tern_buf_reset(struct tern_buf *b); /* keeps the memory, forgets the bytes */
 void tern_buf_clear(struct tern_buf *b); /* frees */
 
-/* Whole file (or stdin for "-") into b.  At most max_bytes, else TERN_ELIMIT. */
+/* Whole file (or stdin for "-") into b.  At most max_bytes, else TERN_ELIMIT.  A pipe is waited for: what a user names
+ * as a text may come out of one. */
 int tern_buf_read_file(struct tern_buf *b, const char *path, size_t max_bytes, tern_error *err);
+
+/* The same of what a program wrote as a file: a pipe or a device of that name is an error, and not waited for. */
+int tern_buf_read_regular(struct tern_buf *b, const char *path, size_t max_bytes, tern_error *err);
 
 #endif

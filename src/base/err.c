@@ -48,5 +48,7 @@ void tern_assert_failed(const char *expr, const char *file, int line)
 const char *tern_path_show(const char *path)
 {
     size_t n = strlen(path);
+    if (n == 0)
+        return "\"\"";
     return n > 150 ? path + (n - 150) : path;
 }

@@ -46,7 +46,7 @@ _Noreturn void tern_assert_failed(const char *expr, const char *file, int line);
 #define TERN_DASSERT(expr) ((void)0)
 #endif
 
-/* The end of a long path, which tells files apart and leaves room for the message. */
+/* The end of a long path, which tells files apart and leaves room for the message; an empty one in quotes. */
 const char *tern_path_show(const char *path);
 
 #endif

@@ -498,7 +498,7 @@ static int read_turns(struct tern_session *s, const char *path, json_t **root, t
     int rc = 0;
     struct tern_buf text = {0};
     json_error_t where;
-    TERN_TRY(tern_buf_read_file(&text, path, MAX_TURNS_FILE, err));
+    TERN_TRY(tern_buf_read_regular(&text, path, MAX_TURNS_FILE, err));
     *root = json_loadb(text.p, text.len, JSON_REJECT_DUPLICATES, &where);
     if (!*root)
         TERN_FAIL(err, TERN_EFORMAT, "%s: line %d: %s", path, where.line, tern_shown(where.text));

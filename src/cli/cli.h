@@ -50,6 +50,8 @@ int tern_doctor_kld(tern_model *m, const struct tern_args *a, double *kld, int *
 int tern_doctor_fit(const struct tern_args *a, tern_error *err);
 /* cmd_cache.c, for `tern cache ls`: this file is or will be written and can be made again. */
 void tern_cache_remember(const char *path);
+/* Files in that list that interrupted runs left, and their bytes. */
+int tern_cache_unfinished(double *bytes);
 
 /* ---- foreign.c --------------------------------------------------------------------------------------------------- */
 

@@ -156,7 +156,7 @@ static int read_list(struct tern_buf *text, tern_error *err)
     struct tern_buf path = {0};
     int rc = list_path(&path, false, err);
     if (rc == 0 && access(path.p, F_OK) == 0)
-        rc = tern_buf_read_file(text, path.p, MAX_LIST, err);
+        rc = tern_buf_read_regular(text, path.p, MAX_LIST, err);
     tern_buf_clear(&path);
     return rc;
 }
@@ -198,6 +198,21 @@ out:
     tern_buf_clear(&list);
     tern_buf_clear(&path);
     return rc;
+}
+
+int tern_cache_unfinished(double *bytes)
+{
+    struct cache c = {0};
+    int n = 0;
+    *bytes = 0;
+    (void)find_all(&c, NULL); /* a list that cannot be read names none */
+    for (size_t i = 0; i < c.n; i++)
+        if (c.v[i].part && !c.v[i].busy) {
+            n++;
+            *bytes += c.v[i].bytes;
+        }
+    clear(&c);
+    return n;
 }
 
 /* realpath of a file that may not be there yet, in a folder that is; NULL: there is none. */

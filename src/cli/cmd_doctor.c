@@ -13,9 +13,11 @@ struct doctor {
     double kv_bytes, kv_f16_bytes; /* of a full context */
     double kld;                    /* of the plan from 16 bits; NaN: not measured */
     int kld_tokens;
-    size_t needed;                              /* weights, a full context, scratch */
-    size_t scratch;                             /* of these */
-    tern_device_memory card;                    /* limit_bytes 0: none */
+    size_t needed;           /* weights, a full context, scratch */
+    size_t scratch;          /* of these */
+    tern_device_memory card; /* limit_bytes 0: none */
+    int n_unfinished;        /* files of runs that were interrupted */
+    double unfinished_bytes;
     char verdict[sizeof((tern_error *)0)->msg]; /* "ok", or what is wrong */
     bool ok;
 };
@@ -216,6 +218,11 @@ static int print_text(const struct doctor *d, tern_error *err)
     TERN_TRY(tern_out_printf(err, "memory      %s\n", tern_size_text((double)d->machine.memory_bytes)));
     if (d->setup.model)
         TERN_TRY(print_model(d, err));
+    if (d->n_unfinished)
+        TERN_TRY(tern_out_printf(err,
+                                 "unfinished  %d file%s, %s, of runs that were interrupted: 'tern cache ls' names %s\n",
+                                 d->n_unfinished, d->n_unfinished == 1 ? "" : "s", tern_size_text(d->unfinished_bytes),
+                                 d->n_unfinished == 1 ? "it" : "them"));
     TERN_TRY(tern_out_printf(err, "verdict     %s\n", d->verdict));
 out:
     return rc;
@@ -223,7 +230,8 @@ out:
 
 static int print_json(const struct doctor *d, tern_error *err)
 {
-    json_t *out = json_pack("{so sb}", "verdict", tern_json_text(d->verdict), "ok", d->ok);
+    json_t *out = json_pack("{so sb si sI}", "verdict", tern_json_text(d->verdict), "ok", d->ok, "n_unfinished",
+                            d->n_unfinished, "unfinished_bytes", (json_int_t)d->unfinished_bytes);
     const tern_model_info *i = d->setup.model ? tern_model_get_info(d->setup.model) : NULL;
     if (i)
         json_object_set_new(out, "device", tern_json_text(i->device));
@@ -258,6 +266,7 @@ int tern_cmd_doctor(const struct tern_args *a, tern_error *err)
     tern_machine_describe(&d.machine);
     if (a->v[TERN_OPT_MODEL].n)
         examine(&d);
+    d.n_unfinished = tern_cache_unfinished(&d.unfinished_bytes);
     TERN_TRY(a->v[TERN_OPT_JSON].n ? print_json(&d, err) : print_text(&d, err));
     TERN_TRY(tern_out_flush(err));
     if (!d.ok)

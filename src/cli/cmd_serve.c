@@ -440,6 +440,8 @@ static int check(const struct tern_args *a, tern_error *err)
     const char *files = v[TERN_OPT_CACHE_FILES].s;
     if (files && (stat(files, &st) < 0 || !S_ISDIR(st.st_mode)))
         return tern_err_set(err, TERN_EINVAL, "--cache-files %s is no directory", files);
+    if (!v[TERN_OPT_CACHE_DISK].s && (v[TERN_OPT_CACHE_DISK_GB].n || v[TERN_OPT_CACHE_DISK_FREE].n))
+        return tern_cli_usage(err, "--cache-disk-gb and --cache-disk-min-free belong to --cache-disk");
     if (v[TERN_OPT_LOG_PROMPTS].n && strcmp(v[TERN_OPT_LOG_FORMAT].s, "json") != 0)
         return tern_cli_usage(err, "--log-prompts belongs to --log-format json");
     if (v[TERN_OPT_UNIX].s && v[TERN_OPT_TLS_CERT].s && !v[TERN_OPT_HOST].n)

@@ -108,7 +108,7 @@ static const struct {
     const char *name, *wants;
 } families[] = {
     {"eval", "a measurement: logits, ppl or kld"},
-    {"cache", "what to do: ls or rm"},
+    {"cache", "what to do: build, verify, ls or rm"},
 };
 
 static char hint_text[48];

@@ -8,6 +8,8 @@
 #include "base/outfile.h"
 #include "cli/cli.h"
 
+#define MAX_PLAN ((size_t)1 << 16) /* bytes of a plan file */
+
 static int check_turbo(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *v = a->v;
@@ -24,15 +26,14 @@ static int check_turbo(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
-/* Has the plan an item of this key ("max=")? */
+/* The plan's last item of this key ("max="), which is the one that holds, or NULL. */
 static const char *find_item(const char *plan, const char *key)
 {
-    const char *p = plan;
-    while (p && strncmp(p, key, strlen(key)) != 0) {
-        p = strchr(p, ',');
-        p = p ? p + 1 : NULL;
-    }
-    return p;
+    const char *found = NULL;
+    for (const char *p = plan; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
+        if (strncmp(p, key, strlen(key)) == 0)
+            found = p;
+    return found;
 }
 
 /* --max-kv-size and --keep are items of a plan. */
@@ -54,6 +55,14 @@ static int check_max(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
+static int check_drafts(const struct tern_args *a, tern_error *err)
+{
+    const struct tern_arg *draft = &a->v[TERN_OPT_DRAFT];
+    if (a->v[TERN_OPT_DRAFT_MAX].n && strcmp(draft->s, "off") == 0)
+        return tern_cli_usage(err, "--draft-max belongs to --draft, which is off");
+    return 0;
+}
+
 /* A plan that no model could have is wrong use; what its file holds is not on the command line. */
 static int check_plan(const char *spec, tern_error *err)
 {
@@ -71,6 +80,7 @@ int tern_setup_check_kv(const struct tern_args *a, tern_error *err)
 int tern_setup_begin(const struct tern_args *a, tern_error *err)
 {
     int rc = tern_setup_check_kv(a, err);
+    rc = rc < 0 ? rc : check_drafts(a, err);
     return rc < 0 ? rc : tern_set_cpu_mask(a->v[TERN_OPT_CPU_MASK].s, err);
 }
 
@@ -110,6 +120,31 @@ const char *tern_setup_kv(const struct tern_args *a, const tern_model *m)
     return text;
 }
 
+/* The plan with what its file holds in place of plan=FILE. */
+static int spell_out(struct tern_buf *out, const char *plan, tern_error *err)
+{
+    int rc = 0;
+    struct tern_buf path = {0}, file = {0};
+    for (const char *p = plan, *end; p; p = *end ? end + 1 : NULL) {
+        end = p + strcspn(p, ",");
+        const int n = (int)(end - p);
+        if (strncmp(p, "plan=", 5) != 0) {
+            TERN_TRY(tern_buf_addf(out, err, "%.*s,", n, p));
+            continue;
+        }
+        tern_buf_reset(&path);
+        tern_buf_reset(&file);
+        TERN_TRY(tern_buf_addf(&path, err, "%.*s", n - 5, p + 5));
+        TERN_TRY(tern_buf_read_regular(&file, path.p, MAX_PLAN, err));
+        for (const char *line = file.p; *line; line += strcspn(line, "\n"), line += *line == '\n')
+            TERN_TRY(tern_buf_addf(out, err, "%.*s,", (int)strcspn(line, "#\r\n"), line));
+    }
+out:
+    tern_buf_clear(&path);
+    tern_buf_clear(&file);
+    return rc;
+}
+
 /* The plan in 16 bits that keeps the same tokens. */
 static const char *raw_kv(const char *plan, bool exact)
 {
@@ -118,7 +153,7 @@ static const char *raw_kv(const char *plan, bool exact)
     int n = snprintf(text, sizeof text, "%s", exact ? "f32" : "f16");
     for (int i = 0; i < 2 && find_item(plan, "max="); i++) {
         const char *item = find_item(plan, keys[i]);
-        const size_t len = item ? strcspn(item, ",") : 0;
+        const size_t len = item ? strcspn(item, ", \t") : 0;
         if (len && len < 20)
             n += snprintf(text + n, sizeof text - (size_t)n, ",%.*s", (int)len, item);
     }
@@ -181,12 +216,15 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     const int from = (int)a->v[TERN_OPT_KV_START].i;
-    const char *const raw[] = {raw_kv(tern_setup_kv(a, s->model), p.exact)};
+    struct tern_buf plan = {0};
+    const char *raw[] = {NULL};
     p.kv_bytes = s->kv_bytes;
     if (from && p.code_at_end)
         return tern_cli_usage(err, "--quantized-kv-start codes at a length and --kv-when end at the prompt's end: give "
                                    "one of them");
     if (from) {
+        TERN_TRY(spell_out(&plan, tern_setup_kv(a, s->model), err));
+        raw[0] = raw_kv(plan.p, p.exact);
         p.more_kv = raw;
         p.n_more_kv = 1;
         s->start = (struct tern_start){0, from, 1};
@@ -203,6 +241,7 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         tern_note("the context of %d tokens ends before --quantized-kv-start %d: nothing is coded",
                   tern_engine_ctx(s->engine), from);
 out:
+    tern_buf_clear(&plan);
     return rc;
 }
 
@@ -437,6 +476,10 @@ int tern_setup_stop(tern_generate_params *p, const struct tern_args *a, tern_err
     for (int i = 0; i < p->n_stop; i++) {
         if (!p->stop[i][0])
             return tern_cli_usage(err, "--stop must not be empty");
+    }
+    for (int i = 0; i < a->v[TERN_OPT_STOP_TOKEN].n_items; i++) {
+        if (!a->v[TERN_OPT_STOP_TOKEN].ss[i][0])
+            return tern_cli_usage(err, "--stop-token must not be empty");
     }
     return 0;
 }

@@ -40,6 +40,8 @@ int tern_convert(const char *from, const char *to, const tern_convert_params *pa
     *report = (tern_convert_report){0};
     if (!to || !*to)
         TERN_FAIL(err, TERN_EINVAL, "the new file has no name");
+    if (params->n_threads < 0)
+        TERN_FAIL(err, TERN_EINVAL, "threads = %d is negative", params->n_threads);
     TERN_TRY(tern_file_open(&f, from, err));
     p.f = f;
     TERN_TRY(tern_convert_plan_make(&p, params, err));

@@ -194,7 +194,7 @@ int tern_kv_cond_load(struct tern_kv_cond_set **out, const struct tern_kv_decl *
     struct tern_kv_cond_set *s = NULL;
     struct header h;
     *out = NULL;
-    TERN_TRY(tern_buf_read_file(&b, path, MAX_FILE, err));
+    TERN_TRY(tern_buf_read_regular(&b, path, MAX_FILE, err));
     struct reader r = {b.p, b.len};
     if (!take(&r, &h, sizeof h) || memcmp(h.magic, MAGIC, sizeof h.magic) != 0)
         TERN_FAIL(err, TERN_EFORMAT, "%s: not a key conditioning file (wrong magic at byte 0)", path);

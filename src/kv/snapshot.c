@@ -356,7 +356,7 @@ int tern_kv_load(struct tern_kv_cache *c, struct tern_kv_seq **out, uint64_t mod
     /* O_NONBLOCK: a FIFO under this name must not hang the program. */
     r.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (r.fd < 0 || fstat(r.fd, &st) < 0)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot open: %s", path, strerror(errno));
+        TERN_FAIL(err, TERN_EIO, "%s: cannot open: %s", tern_path_show(path), strerror(errno));
     if (!S_ISREG(st.st_mode))
         TERN_FAIL(err, TERN_EIO, "%s: not a regular file", path);
     TERN_TRY(read_all(&r, &h, sizeof h, "the header", err));

@@ -139,7 +139,7 @@ static int parse_plan(struct tern_kv_spec *s, const char *p, size_t n, const cha
         TERN_FAIL(err, TERN_EINVAL, "--kv %s: a plan file names another one", text);
     TERN_TRY(tern_buf_add(&path, p, n, err));
     TERN_TRY(tern_buf_add(&items, "", 0, err));
-    TERN_TRY(tern_buf_read_file(&file, path.p ? path.p : "", MAX_PLAN_BYTES, err));
+    TERN_TRY(tern_buf_read_regular(&file, path.p ? path.p : "", MAX_PLAN_BYTES, err));
     for (const char *line = file.p; line && *line;) {
         size_t len = strcspn(line, "\n"), used = strcspn(line, "#\n");
         while (used && (line[used - 1] == ' ' || line[used - 1] == '\r' || line[used - 1] == '\t'))

@@ -30,6 +30,9 @@ static int check_params(const tern_engine_params *p, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "chunk = %d is outside 1..%d", p->chunk, MAX_CHUNK);
     if (p->n_more_kv < 0 || p->n_more_kv >= MAX_PLANS)
         return tern_err_set(err, TERN_EINVAL, "further KV plans = %d is outside 0..%d", p->n_more_kv, MAX_PLANS - 1);
+    for (int i = 0; i < p->n_more_kv; i++)
+        if (!p->more_kv || !p->more_kv[i])
+            return tern_err_set(err, TERN_EINVAL, "further KV plan %d of %d is missing", i + 1, p->n_more_kv);
     if (p->drafts < 0 || p->drafts > TERN_KV_MAX_DRAFTS)
         return tern_err_set(err, TERN_EINVAL, "drafts = %d is outside 0..%d", p->drafts, TERN_KV_MAX_DRAFTS);
     if (p->ctx < 0)
@@ -258,7 +261,8 @@ out:
 
 int tern_engine_open(tern_engine **out, tern_model *m, const tern_engine_params *p, tern_error *err)
 {
-    return open_engine(out, m, p, NULL, err);
+    static const tern_engine_params defaults;
+    return open_engine(out, m, p ? p : &defaults, NULL, err);
 }
 
 int tern_engine_open_beside(tern_engine **out, const tern_engine *e, tern_model *m, const tern_engine_params *p,
@@ -535,8 +539,8 @@ static int check_item(tern_engine *e, const tern_step_item *it, tern_error *err)
 {
     if (!it->seq || it->seq->engine != e || !it->seq->kv)
         return tern_err_set(err, TERN_EINVAL, "step: a sequence does not belong to this engine");
-    if (it->n_tokens < 1)
-        return tern_err_set(err, TERN_EINVAL, "step: a sequence comes with %d tokens", it->n_tokens);
+    if (it->n_tokens < 1 || !it->tokens)
+        return tern_err_set(err, TERN_EINVAL, "step: a sequence comes with %d tokens", it->tokens ? it->n_tokens : 0);
     if (it->seq->ahead || it->seq->torn)
         return tern_seq_check_whole(it->seq, err);
     for (int i = 0; i < it->n_tokens; i++)
@@ -856,6 +860,8 @@ int tern_prefill_steps(tern_engine *e, tern_seq *s, const int32_t *tokens, int n
     struct tern_kv_seq *coded = NULL;
     if (logits)
         *logits = NULL;
+    if (n < 0)
+        TERN_FAIL(err, TERN_EINVAL, "a prompt of %d tokens", n);
     if (n > e->ctx - s->kv->n_tokens)
         TERN_FAIL(err, TERN_ECAPACITY, "a prompt of %d tokens does not fit: the context is %d tokens, %d are in use", n,
                   e->ctx, s->kv->n_tokens);

@@ -154,6 +154,11 @@ static int check(const struct tern_gen *g, tern_error *err)
         return tern_err_set(err, TERN_EINVAL, "number of tokens = %d is negative", g->p.max_tokens);
     if (g->p.min_tokens < 0)
         return tern_err_set(err, TERN_EINVAL, "least number of tokens = %d is negative", g->p.min_tokens);
+    for (int i = 0; i < g->p.n_stop; i++)
+        if (!g->p.stop || !g->p.stop[i])
+            return tern_err_set(err, TERN_EINVAL, "stop string %d is missing", i);
+    if (g->p.n_stop_ids > 0 && !g->p.stop_ids)
+        return tern_err_set(err, TERN_EINVAL, "stop tokens: there are %d, and no list of them", g->p.n_stop_ids);
     for (int i = 0; i < g->p.n_stop_ids; i++)
         if (g->p.stop_ids[i] < 0 || g->p.stop_ids[i] >= n_vocab)
             return tern_err_set(err, TERN_EINVAL, "stop token %d is outside the vocabulary of %d", g->p.stop_ids[i],

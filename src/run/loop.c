@@ -189,6 +189,8 @@ static int check_params(const tern_engine *e, const tern_loop_params *p, tern_er
         return tern_err_set(err, TERN_EINVAL, "gap = %g is outside 1..1000", p->gap);
     if (e->n_caches > e->n_plans)
         return tern_err_set(err, TERN_EUNSUPPORTED, "a loop codes prompts as they come, and the engine at their end");
+    if (e->looped)
+        return tern_err_set(err, TERN_EINVAL, "the engine runs another loop");
     for (int i = 0; i < e->max_seqs; i++)
         if (e->seqs[i].kv)
             return tern_err_set(err, TERN_EINVAL, "the engine has sequences of its own");
@@ -313,6 +315,7 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     tern_engine_memory(e, &l->memory);
     l->stats.memory = l->memory;
     TERN_TRY(start_thread(l, err));
+    e->looped = true;
     *out = l;
     l = NULL;
 out:
@@ -330,6 +333,7 @@ void tern_loop_close(tern_loop **pl)
     (void)pthread_cond_signal(&l->wake);
     (void)pthread_mutex_unlock(&l->lock);
     (void)pthread_join(l->thread, NULL);
+    l->e->looped = false;
     free_loop(l);
     *pl = NULL;
 }

@@ -431,6 +431,8 @@ int tern_model_open(tern_model **out, const char *path, const tern_model_params 
     struct tern_dev_choice device;
     p = p ? p : &defaults;
     *out = NULL;
+    if (p->n_threads < 0)
+        TERN_FAIL(err, TERN_EINVAL, "threads = %d is negative", p->n_threads);
     TERN_TRY(choose(&device, p, err));
     TERN_TRY(tern_alloc(&m, 1, sizeof *m, err));
     count_model(1);
@@ -614,6 +616,16 @@ int tern_model_need_template(const tern_model *m, tern_error *err)
     return rc;
 }
 
+static int check_turns(const tern_chat_turn *turns, size_t n, size_t first, tern_error *err)
+{
+    if (first > n)
+        return tern_err_set(err, TERN_EINVAL, "what follows turn %zu is asked for, and there are %zu", first, n);
+    for (size_t i = 0; i < n; i++)
+        if (!turns[i].role || !turns[i].content)
+            return tern_err_set(err, TERN_EINVAL, "turn %zu has no %s", i, turns[i].role ? "content" : "role");
+    return 0;
+}
+
 static int render(const tern_model *m, const tern_chat_turn *turns, size_t n, bool add_generation_prompt,
                   struct tern_rendered *r, tern_error *err)
 {
@@ -636,7 +648,8 @@ int tern_model_chat_text(const tern_model *m, const tern_chat_turn *turns, size_
 {
     struct tern_rendered r = {0};
     *out = NULL;
-    int rc = render(m, turns, n_turns, add_generation_prompt, &r, err);
+    int rc = check_turns(turns, n_turns, 0, err);
+    rc = rc < 0 ? rc : render(m, turns, n_turns, add_generation_prompt, &r, err);
     if (rc == 0) {
         *out = r.text.p; /* the buffer is malloc'ed: hand it over */
         r.text.p = NULL;
@@ -653,6 +666,7 @@ int tern_model_chat_tokens(const tern_model *m, const tern_chat_turn *turns, siz
     int rc = 0;
     struct tern_rendered whole = {0}, head = {0};
     struct tern_ids ids = {0}, old = {0};
+    TERN_TRY(check_turns(turns, n_turns, first, err));
     TERN_TRY(render(m, turns, n_turns, add_generation_prompt, &whole, err));
     TERN_TRY(tern_tokenize_rendered(m->tok, &whole, &ids, err));
     if (first) {

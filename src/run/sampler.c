@@ -74,6 +74,8 @@ static int check_params(const tern_sampler_params *p, int n_vocab, tern_error *e
     TERN_TRY(check_range("presence penalty", p->presence_penalty, -100, 100, err));
     TERN_TRY(check_range("frequency penalty", p->frequency_penalty, -100, 100, err));
     TERN_TRY(check_range("penalty window", p->penalty_last, -1, INT32_MAX, err));
+    if (p->n_bias > 0 && (!p->bias_ids || !p->bias_values))
+        TERN_FAIL(err, TERN_EINVAL, "logit bias: there are %d, and no list of them", p->n_bias);
     for (int i = 0; i < p->n_bias; i++) {
         if (p->bias_ids[i] < 0 || p->bias_ids[i] >= n_vocab)
             TERN_FAIL(err, TERN_EINVAL, "logit bias: token %d is outside the vocabulary of %d", p->bias_ids[i],
@@ -109,6 +111,8 @@ int tern_sampler_new(tern_sampler **out, int n_vocab, const tern_sampler_params 
     tern_sampler *s = NULL;
     size_t n_bias = p->n_bias > 0 ? (size_t)p->n_bias : 0;
     *out = NULL;
+    if (n_vocab < 1)
+        TERN_FAIL(err, TERN_EINVAL, "a vocabulary of %d tokens has none to pick", n_vocab);
     TERN_TRY(check_params(p, n_vocab, err));
     TERN_TRY(tern_alloc(&s, 1, sizeof *s, err));
     s->p = *p;

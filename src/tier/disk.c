@@ -508,7 +508,7 @@ int tern_disk_open(struct tern_disk **out, const char *dir, size_t limit, size_t
         TERN_FAIL(err, TERN_EIO, "%s: cannot make the directory: %s", dir, strerror(errno));
     d->dir = open_dir(dir);
     if (d->dir < 0)
-        TERN_FAIL(err, TERN_EIO, "%s: cannot open the directory: %s", dir, strerror(errno));
+        TERN_FAIL(err, TERN_EIO, "%s: cannot open the directory: %s", tern_path_show(dir), strerror(errno));
     d->lock = open_lock(d->dir);
     if (d->lock < 0) {
         d->read_only = true;

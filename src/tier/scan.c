@@ -90,7 +90,7 @@ int tern_disk_scan(const char *dir, enum tern_scan what, void (*say)(void *user,
     DIR *d = opendir(dir);
     *out = (struct tern_scanned){0};
     if (!d)
-        return tern_err_set(err, TERN_EIO, "%s: cannot open the directory: %s", dir, strerror(errno));
+        return tern_err_set(err, TERN_EIO, "%s: cannot open the directory: %s", tern_path_show(dir), strerror(errno));
     const struct scan s = {dirfd(d), dir, what, say, user, out};
     for (struct dirent *e; rc == 0 && (e = readdir(d));)
         rc = look_at(&s, e->d_name, err);

@@ -71,6 +71,11 @@ same "$(json '#files' files.0.path files.0.unfinished files.0.being_written)" "1
 $work/large.gguf.packed.tmp
 true
 false" "the same in JSON"
+run 0 "$TERN" doctor
+grep -q "^unfinished  1 file, 8.0 KiB, " "$out" || say "doctor tells of it"
+run 0 "$TERN" doctor --json
+same "$(json n_unfinished unfinished_bytes)" "1
+8192" "the same in JSON"
 mv "$work/large.gguf" "$work/large.away"
 run 0 "$TERN" cache ls --json
 same "$(json files.0.orphan)" "true" "its model is gone"
@@ -91,6 +96,8 @@ if command -v flock >/dev/null 2>&1; then
 fi
 run 0 "$TERN" cache rm large.gguf.packed.tmp
 [ ! -e "$work/large.gguf.packed.tmp" ] || say "removed by name"
+run 0 "$TERN" doctor
+grep -q "^unfinished" "$out" && say "doctor has nothing to tell"
 [ -e "$work/m.gguf.packed.tmp" ] || say "the foreign file stays"
 rm "$work/m.gguf.packed.tmp" "$work/large.gguf"
 

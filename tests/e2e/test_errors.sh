@@ -110,6 +110,24 @@ if [ -e /proc/self/fd ]; then
     wait $chat
 fi
 
+# ---- what a program wrote is a file: a pipe of that name is not waited for ----
+run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv "t4,cond=$work/lines"
+one_line "lines: is not a regular file"
+echo x | run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,cond=-
+one_line "-: No such file"
+run 1 timeout 20 "$TERN" inspect "$MODEL" --kv "plan=$work/lines"
+one_line "lines: is not a regular file"
+cp "$MODEL" "$work/piped.gguf"
+mkfifo "$work/piped.gguf.ternkv"
+run 0 timeout 20 "$TERN" run -m "$work/piped.gguf" -p x -n 1 --calibration off
+grep -q "piped.gguf.ternkv: is not a regular file" "$err" || say "a pipe beside the model stops nothing"
+rm "$work/piped.gguf" "$work/piped.gguf.ternkv"
+rm -r "$hf"
+cp -r "$TEST_DATA/hf/qwen2" "$hf"
+mkfifo "$hf/tokenizer_config.json"
+run 1 timeout 20 "$TERN" inspect "$hf"
+one_line "tokenizer_config.json: is not a regular file"
+
 # ---- the RoPE base ----
 wrong "RoPE base 1 must be above 1" run -m "$MODEL" -p x --rope-base 1
 run 0 "$TERN" run -m "$MODEL" -p x -n 1 --rope-base 1e12

@@ -75,6 +75,11 @@ grep -q "ends before --max-kv-size" "$err" || say "a size beyond the context is 
 run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --max-kv-size 100 --keep 7 --quantized-kv-start 200 --json
 same "$(json kv.spec)" "t4,max=100,first=7" "both at once"
 same "$(json kv.start)" 200 "the length in the report"
+printf '# a plan\nt4,max=100 # tokens\nfirst=7\n' >"$work/size.plan"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --kv "plan=$work/size.plan" --quantized-kv-start 200 --json
+same "$(json kv.start)" 200 "a size from a plan file"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 10 --kv t4,max=80,max=100 --quantized-kv-start 200 --json
+same "$(json kv.start)" 200 "the last of two sizes"
 run 0 "$TERN" inspect "$MODEL" --max-kv-size 100 --keep 7 --json
 same "$(json kv.layers.0.window)+$(json kv.layers.0.first)" "93+7" "window and first tokens of a layer"
 run 0 "$TERN" inspect "$MODEL" --max-kv-size 100

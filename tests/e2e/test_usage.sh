@@ -109,6 +109,13 @@ bad "the prompt is empty" run -m "$MODEL" ""
 bad "-m (--model) must not be empty: it is FILE" run -m "" -p x
 bad "--packed must not be empty" run -m "$MODEL" -p x --packed ""
 bad "--draft must not be empty" run -m "$MODEL" -p x --draft=
+bad "--draft-max belongs to --draft" run -m "$MODEL" -p x --draft-max 3
+bad "--draft-max belongs to --draft" chat -m "$MODEL" --draft off --draft-max 3
+bad "--draft-max belongs to --draft" serve -m "$MODEL" --draft-max 3
+run 0 "$TERN" run -m "$MODEL" -p x -n 1 --draft ngram --draft-max 3
+bad "belong to --cache-disk" serve -m "$MODEL" --cache-disk-gb 1
+bad "belong to --cache-disk" serve -m "$MODEL" --cache-disk-min-free 0
+bad "build, verify, ls or rm" cache
 bad "--out must not be empty" eval logits -m "$MODEL" --ids 1 --out ""
 bad "--ids @: the name of a file is missing" eval logits -m "$MODEL" --ids @ --out "$work/x.npy"
 bad "an argument is empty" inspect ""
@@ -142,7 +149,8 @@ bad "--top-k" run -m "$MODEL" -p x --top-k -5
 bad "0 to 1" run -m "$MODEL" -p x --top-p 1.5
 bad "--min-p" run -m "$MODEL" -p x --min-p 2
 bad "--seed" run -m "$MODEL" -p x --seed -4
-bad "--stop" run -m "$MODEL" -p x --stop ""
+bad "--stop must not" run -m "$MODEL" -p x --stop ""
+bad "--stop-token must not" run -m "$MODEL" -p x --stop-token ""
 bad "--repeat-penalty" run -m "$MODEL" -p x --repeat-penalty 0
 bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5
 bad "--logit-bias" run -m "$MODEL" -p x --logit-bias 5=

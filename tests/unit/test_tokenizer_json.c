@@ -340,6 +340,31 @@ static void unknown_text(void **state)
     tern_tokenizer_free(t);
 }
 
+#define E "\xC3\xA9" /* a character without a token, whose bytes have some */
+
+/* The unknown token of characters comes behind the bytes of those that follow, and before the next plain token or at
+ * the end of the word; what Hugging Face's tokenizers 0.23.3 gives. */
+static void unknown_beside_bytes(void **state)
+{
+    (void)state;
+    struct tern_tokenizer *t =
+        good(PARTS("null", FUSE, WORDS(",\"<0xC3>\":6,\"<0xA9>\":7", "\"byte_fallback\":true,")), NULL, NULL);
+    CHECK(t, "c" E, 0, 6, 7, 0);
+    CHECK(t, E "c", 0, 6, 7, 0);
+    CHECK(t, "c" E "a", 0, 6, 7, 0, 3);
+    CHECK(t, "cd" E "a", 0, 0, 6, 7, 0, 3);
+    CHECK(t, "c" E "d" E "ab", 0, 6, 7, 0, 6, 7, 0, 5);
+    CHECK(t, "cd" E "bd" E E, 0, 0, 6, 7, 0, 4, 6, 7, 6, 7, 0);
+    tern_tokenizer_free(t);
+    t = good(PARTS("null", FUSE, WORDS(",\"<0xC3>\":6,\"<0xA9>\":7", "\"byte_fallback\":true,\"fuse_unk\":true,")),
+             NULL, NULL);
+    CHECK(t, "c" E "d" E "ab", 0, 6, 7, 6, 7, 0, 5);
+    CHECK(t, "cd" E "bd" E E, 0, 6, 7, 0, 4, 6, 7, 6, 7, 0);
+    CHECK(t, "cd" E "a", 0, 6, 7, 0, 3);
+    tern_tokenizer_free(t);
+}
+#undef E
+
 /* ---- refusals --------------------------------------------------------------------------------------------------- */
 
 static void refused_with(const char *tokenizer, const char *config, const char *generation, int code, const char *words)
@@ -485,6 +510,7 @@ int main(void)
         cmocka_unit_test(added_tokens_are_no_pieces),
         cmocka_unit_test(white_space_behind_tokens),
         cmocka_unit_test(unknown_text),
+        cmocka_unit_test(unknown_beside_bytes),
         cmocka_unit_test(unsupported_parts),
         cmocka_unit_test(broken_files),
     };

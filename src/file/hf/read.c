@@ -251,7 +251,7 @@ int tern_file_beside(const struct tern_file *f, const char *name, size_t max, st
     TERN_TRY(join(&path, f, name, err));
     if (access(path, F_OK) < 0)
         goto out;
-    TERN_TRY(tern_buf_read_file(out, path, max, err));
+    TERN_TRY(tern_buf_read_regular(out, path, max, err));
     *found = true;
 out:
     tern_free(path);

@@ -52,6 +52,7 @@ struct tern_tok_work {
     struct tern_tok_regex_run run;
     struct tern_ids *lengths;   /* instead of ids: how many bytes each word has */
     bool after_unknown;         /* the id added last stands for unknown text */
+    bool owes_unknown;          /* characters without a token: theirs comes before the next plain token of the word */
     bool after_added;           /* at the start or behind an added token: where a prefix space belongs */
     bool at_start;              /* nothing of the text lies in front of what is at hand */
     bool behind_broken;         /* behind a byte that is not UTF-8: nothing is put in front of such a piece */

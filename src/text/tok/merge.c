@@ -78,9 +78,25 @@ int32_t tern_tok_plain(const struct tern_tokenizer *t, const char *p, size_t n)
     return id >= 0 && tern_tok_is_piece(t, id) ? id : -1;
 }
 
+/* The unknown token that is owed. */
+static int pay_unknown(struct tern_tok_work *w, tern_error *err)
+{
+    w->owes_unknown = false;
+    return tern_ids_add(w->ids, w->t->unknown, err);
+}
+
+/* Of BPE of characters it waits for the next plain token, or the end of the word: bytes of other characters go first,
+ * as Hugging Face has it. */
 static int emit_no_token(struct tern_tok_work *w, tern_error *err)
 {
+    int rc = 0;
     int32_t id = w->t->unknown;
+    if (id >= 0 && w->t->algo == TERN_TOK_CHAR_BPE) {
+        if (w->owes_unknown && !w->t->fuse_unknown)
+            rc = pay_unknown(w, err);
+        w->owes_unknown = true;
+        return rc;
+    }
     if (id < 0 || (w->after_unknown && w->ids->p[w->ids->len - 1] == id))
         return 0;
     w->after_unknown = w->t->fuse_unknown;
@@ -117,6 +133,11 @@ static inline int emit(struct tern_tok_work *w, int32_t id, const char *p, size_
         return tern_tok_emit_unknown(w, p, len > 0 ? (size_t)len : n, err);
     }
     w->after_unknown = false;
+    if (w->owes_unknown) {
+        int rc = pay_unknown(w, err);
+        if (rc < 0)
+            return rc;
+    }
     return tern_ids_add(w->ids, id, err);
 }
 
@@ -284,12 +305,10 @@ static void merge_long(struct tern_tok_work *w, const char *word, size_t n, size
 
 /* ---- words -------------------------------------------------------------------------------------------------- */
 
-static int merge_word(struct tern_tok_work *w, const char *word, size_t n, tern_error *err)
+static int merge_symbols(struct tern_tok_work *w, const char *word, size_t n, tern_error *err)
 {
     int rc = 0;
     struct short_word s;
-    if (w->t->algo == TERN_TOK_UNIGRAM)
-        return tern_tok_unigram(w, word, n, err);
     if (split_short(w->t, &s, word, n)) {
         merge_short(w->t, &s, word);
         for (int i = 0; i < s.n; i++)
@@ -306,6 +325,14 @@ static int merge_word(struct tern_tok_work *w, const char *word, size_t n, tern_
     }
 out:
     return rc;
+}
+
+static int merge_word(struct tern_tok_work *w, const char *word, size_t n, tern_error *err)
+{
+    if (w->t->algo == TERN_TOK_UNIGRAM)
+        return tern_tok_unigram(w, word, n, err);
+    int rc = merge_symbols(w, word, n, err);
+    return rc == 0 && w->owes_unknown ? pay_unknown(w, err) : rc;
 }
 
 /* Repeats what the same word gave before; false when it is not remembered. */
