@@ -129,8 +129,7 @@ int tern_chunk_ctx(const struct tern_setup *s, const struct tern_arg *option);
 int tern_setup_read(struct tern_buf *out, const char *path, size_t max_bytes, tern_error *err);
 void tern_setup_clear(struct tern_setup *s);
 
-/* Bytes or tokens as text: 128K, 8G, 512M or a plain number from min to max; steps of 1024.  `option` is for messages.
- */
+/* Bytes or tokens as text: 128K, 8G, 512M or a plain number, min to max; steps of 1024.  `option` is for messages. */
 int tern_setup_size(const char *option, const char *text, double min, double max, double *out, tern_error *err);
 
 /* How a report is to be printed: --json, --csv or neither. */

@@ -283,7 +283,7 @@ template <int C, int R> __device__ static inline void floats(const tern_cuda_nar
         row_at[r] = (uint32_t)(min(row0 + r, a.n_rows - 1) / a.per_row - first) * (uint32_t)a.x_stride;
     for (int of = warp; of < a.parts; of += warps) {
         float acc[R][W] = {};
-#pragma unroll(R == 1 ? 4 : R == 4 ? 2 : 1)
+#pragma unroll(R == 4 ? 2 : 4)
         for (int i = of * INPUTS + sub; i < k; i += a.parts * INPUTS) {
             const uint4 v = __ldg(reinterpret_cast<const uint4 *>(p + (uint64_t)i * (C == TERN_CODES_F32 ? 64 : 32)) + g);
             float w[W];
