@@ -119,7 +119,8 @@ typedef struct tern_model_params {
      * or NULL: the first card, where there is one; the CPU without, and for a model that the card refuses, because it
      * is too large or needs what the card does not compute (tern_model_info.device_notice, tern_model_fall_back).  With
      * gpu_memory, gpu_layers or gpus a card is asked for, and what it refuses is an error (docs/decisions/029-cuda.md).
-     */
+     * A program with CUDA kernels of its own uses a card before it opens a model there: else the stacks of the card's
+     * primary context are as large as kernels here need, which is less than the driver's 1 KiB. */
     const char *device;
     /* A model with experts on the CPU: bytes of experts in memory; 0: all weights are.  The others stay in the file of
      * packed weights, which is written first where there is none and `packed` allows it, tensor by tensor; what the

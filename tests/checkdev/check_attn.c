@@ -283,6 +283,9 @@ int main(int argc, char **argv)
         struct config cfg = {
             .k = name, .v = name, .dk = 128, .dv = 128, .n_kv = 2, .group = 4, .first = 4, .turned = true};
         check(device, pool, &cfg, quick ? SEQS(middle_lens) : SEQS(long_lens), exact, budget);
+        for (cfg.group = 5; cfg.group < 9 && !middle; cfg.group += 3) /* heads in two blocks where there are few */
+            check(device, pool, &cfg, SEQS(short_lens), exact, budget);
+        cfg.group = 4;
         cfg.cond = true, cfg.pairs = 3, cfg.dk = cfg.dv = 64;
         if (!middle)
             check(device, pool, &cfg, SEQS(short_lens), exact, budget);

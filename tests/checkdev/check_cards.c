@@ -6,7 +6,7 @@
 #include "checkdev.h"
 
 enum { OUT, GATE, UP, DOWN, IN, K, V, SMALL, WEIGHTS };
-enum { STEPS = 4, LAYERS = 3, KEPT = 9, CARDS = 8, PROMPT = 521 };
+enum { STEPS = 4, LAYERS = 3, KEPT = 8, CARDS = 8, PROMPT = 521 };
 enum { BEFORE_WRAP = 400 }; /* gathers of a card before numbers wrap for the first time (dev/cuda/together) */
 
 /* What each card is given: chains in a step; in all steps gathers by themselves, one in every second, and one of
@@ -192,7 +192,7 @@ struct kept {
 
 static void keep(const struct layers *h, struct kept *k)
 {
-    const struct tern_dev_rows all[KEPT] = {h->x,     h->normed, h->y[OUT], h->y[UP],   h->y[DOWN],
+    const struct tern_dev_rows all[KEPT] = {h->x,     h->normed, h->y[OUT], h->y[DOWN],
                                             h->y[IN], h->y[K],   h->y[V],   h->y[SMALL]};
     tern_error err = {0};
     for (int i = 0; i < KEPT; i++) {
@@ -260,7 +260,7 @@ static double layer_us(const struct layers *h)
 
 static void compare(struct checkdev *c, const char *about, const struct kept one[STEPS], const struct kept many[STEPS])
 {
-    static const char *const names[KEPT] = {"x", "norm", "out", "up", "down", "in", "k", "v", "small"};
+    static const char *const names[KEPT] = {"x", "norm", "out", "down", "in", "k", "v", "small"};
     char line[200];
     for (int i = 0; i < KEPT; i++) {
         int differ = 0, odd = 0;

@@ -113,15 +113,9 @@ static void compare(struct checkdev *c, struct chain *h, const char *about)
         const char *name;
         const struct both *b;
         int n;
-    } all[] = {{"x", &h->x, n},
-               {"norm", &h->normed, n},
-               {"out", &h->y[OUT], n},
-               {"gate", &h->y[GATE], h->n[GATE]},
-               {"up", &h->y[UP], h->n[UP]},
-               {"down", &h->y[DOWN], n},
-               {"q", &h->y[Q], h->n[Q]},
-               {"k", &h->y[K], h->n[K]},
-               {"v", &h->y[V], h->n[V]}};
+    } all[] = {
+        {"x", &h->x, n},          {"norm", &h->normed, n},  {"out", &h->y[OUT], n},   {"gate", &h->y[GATE], h->n[GATE]},
+        {"down", &h->y[DOWN], n}, {"q", &h->y[Q], h->n[Q]}, {"k", &h->y[K], h->n[K]}, {"v", &h->y[V], h->n[V]}};
     enum { ALL = sizeof all / sizeof *all };
     float *x = checkdev_get((size_t)n, sizeof *x);
     uint32_t *one[ALL], *other = checkdev_get((size_t)h->n[GATE], sizeof *other); /* bits of floats */

@@ -77,6 +77,41 @@ static void make_stack(struct checkdev *c, struct tern_dev_weight w[DEVICES], st
 
 enum { EMBD = 256, FF = 320, ROWS = 200 };
 
+static struct tern_dev_rows row_of(const struct both *b, int row)
+{
+    struct tern_dev_rows r = rows_of(b, OTHER, EMBD, EMBD);
+    r.at += (size_t)row * EMBD;
+    return r;
+}
+
+static struct tern_dev_vec part_of(const struct both *b, size_t from)
+{
+    struct tern_dev_vec v = vec_of(b, OTHER);
+    v.at += from;
+    return v;
+}
+
+/* Each row of a batch by itself: the same bits. */
+static void rows_alone(struct checkdev *c, const struct tern_experts *e, const struct both *y, const struct both *x,
+                       const struct both *ids, const struct both *weights, int n_rows, const char *about)
+{
+    static const struct tern_dev_step one = {.n_rows = 1};
+    const size_t bytes = (size_t)n_rows * EMBD * sizeof(float);
+    float *batch = checkdev_get(bytes, 1), *alone = checkdev_get(bytes, 1);
+    struct tern_dev *d = c->d[OTHER];
+    checkdev_out(c, y, OTHER, batch, bytes);
+    for (int r = 0; r < n_rows; r++) {
+        const size_t pair = (size_t)r * (size_t)e->n_active;
+        d->ops->begin(d, &one);
+        d->ops->experts(d, e, row_of(y, r), row_of(x, r), part_of(ids, pair), part_of(weights, pair), 1, 0);
+        d->ops->end(d);
+    }
+    checkdev_out(c, y, OTHER, alone, bytes);
+    checkdev_line(c, "alone", about, memcmp(batch, alone, bytes) ? 1 : 0, 0);
+    tern_free(batch);
+    tern_free(alone);
+}
+
 static void one_experts(struct checkdev *c, const struct tern_weight_source *form, int n_experts, int n_active,
                         int n_rows, int n_wide, bool weigh_input, bool exact)
 {
@@ -96,6 +131,7 @@ static void one_experts(struct checkdev *c, const struct tern_weight_source *for
     make_stack(c, up, mem[1], form, ff, EMBD, n_experts);
     make_stack(c, down, mem[2], form, EMBD, ff, n_experts);
     const size_t pairs = (size_t)n_rows * (size_t)n_active;
+    struct tern_experts of_other = {0};
     struct both x = checkdev_random(c, EMBD * ROWS), y = checkdev_random(c, EMBD * ROWS),
                 logits = checkdev_random(c, stride_of(n_experts) * ROWS), bias = checkdev_random(c, (size_t)n_experts),
                 ids = checkdev_bytes(c, NULL, pairs * 4), weights = checkdev_bytes(c, NULL, pairs * 4);
@@ -124,6 +160,8 @@ static void one_experts(struct checkdev *c, const struct tern_weight_source *for
         d->ops->experts(d, &e, rows_of(&y, i, EMBD, EMBD), rows_of(&x, i, EMBD, EMBD), vec_of(&ids, i),
                         vec_of(&weights, i), n_rows, n_wide);
         d->ops->end(d);
+        if (i == OTHER)
+            of_other = e;
     }
     char about[200];
     int32_t *a = checkdev_get(pairs, 4), *b = checkdev_get(pairs, 4);
@@ -134,6 +172,8 @@ static void one_experts(struct checkdev *c, const struct tern_weight_source *for
     checkdev_line(c, "route", about, memcmp(a, b, pairs * 4) ? 1 : 0, 0);
     checkdev_compare(c, "route", "weights", &weights, (size_t)n_active, n_active, n_rows, 1e-6);
     checkdev_compare(c, "experts", about, &y, EMBD, EMBD, n_rows, exact ? 1e-5 : 3e-3);
+    if (!n_wide && n_rows > 1)
+        rows_alone(c, &of_other, &y, &x, &ids, &weights, n_rows, about);
     tern_free(a);
     tern_free(b);
     struct both *all[] = {&x, &y, &logits, &bias, &ids, &weights};
@@ -159,6 +199,8 @@ void check_experts(struct checkdev *c)
             s = (struct tern_weight_source){.form = i % 2 ? TERN_FORM_MXFP8 : TERN_FORM_MXFP4, .name = "w"};
         one_experts(c, &s, i % 2 ? 16 : 11, 1 + i % 4, 1, 0, i % 3 == 2, false);
         one_experts(c, &s, i % 2 ? 64 : 5, 1 + i % 4, 190, 170, i % 3 == 1, false);
+        one_experts(c, &s, i % 2 ? 16 : 5, 1 + i % 4, 2 + 3 * i, 0, i % 3 == 0,
+                    false); /* few, then many to an expert */
         one_experts(c, &s, i % 2 ? 16 : 5, 1 + i % 4, 100, 100, i % 3 == 0, true);
     }
 }

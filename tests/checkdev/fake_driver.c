@@ -174,6 +174,11 @@ FAKE size_t fake_stack(void)
 {
     return stack;
 }
+tern_cu_result cuCtxGetLimit(size_t *n, int which)
+{
+    *n = which == TERN_CU_LIMIT_STACK ? stack : 0;
+    return which == TERN_CU_LIMIT_STACK ? OK : INVALID;
+}
 tern_cu_result cuCtxSetLimit(int which, size_t n)
 {
     if (which == TERN_CU_LIMIT_STACK)

@@ -51,9 +51,10 @@ static int load_kernels(struct tern_cuda_card *c, tern_error *err)
 /* The driver holds a stack for every thread that the card can have at once, 1 KiB each: 264 MiB of an H200.  So it is
  * as much as our largest kernel needs.  With less the driver would wait for the card at that kernel's first launch, and
  * cards that wait for each other would wait for ever. */
-static int fit_stacks(const struct tern_cuda_card *c, tern_error *err)
+static int fit_stacks(const struct tern_cuda_card *c, bool shared, tern_error *err)
 {
     int most = 0;
+    size_t have = 0;
     for (int i = 0; i < TERN_CUDA_KERNELS; i++) {
         int bytes = 0;
         const tern_cu_result rc = tern_cu.cuFuncGetAttribute(&bytes, TERN_CU_FUNCTION_LOCAL, c->kernel[i]);
@@ -61,8 +62,12 @@ static int fit_stacks(const struct tern_cuda_card *c, tern_error *err)
             return tern_cu_error(rc, kernels[i].name, err);
         most = bytes > most ? bytes : most;
     }
-    return tern_cu_error(tern_cu.cuCtxSetLimit(TERN_CU_LIMIT_STACK, tern_round_up((size_t)most, 64)),
-                         "fitting the card's stacks", err);
+    const size_t need = tern_round_up((size_t)most, 64);
+    const bool enough = !tern_cu.cuCtxGetLimit(&have, TERN_CU_LIMIT_STACK) && have >= need;
+    if (enough && shared) /* with other parts of the program, whose kernels may need more */
+        return 0;
+    const tern_cu_result rc = tern_cu.cuCtxSetLimit(TERN_CU_LIMIT_STACK, need);
+    return enough ? 0 : tern_cu_error(rc, "fitting the card's stacks", err);
 }
 
 static int attribute(const struct tern_cuda_card *c, int which)
@@ -142,8 +147,7 @@ static int open_card(struct tern_cuda_card *c, int number, tern_error *err)
     TERN_TRY(tern_cu_error(tern_cu.cuDevicePrimaryCtxRetain(&c->context, c->device), "opening the card", err));
     TERN_TRY(tern_cu_error(tern_cu.cuCtxSetCurrent(c->context), "opening the card", err));
     TERN_TRY(load_kernels(c, err));
-    if (!shared) /* with other parts of the program, whose kernels may need more */
-        TERN_TRY(fit_stacks(c, err));
+    TERN_TRY(fit_stacks(c, shared, err));
     TERN_TRY(measure(c, err));
 out:
     if (rc < 0 && c->context)

@@ -95,6 +95,7 @@ struct tern_cu_launch {
     X(cuDevicePrimaryCtxRetain, (tern_cu_context *, tern_cu_device))                                       \
     X(cuDevicePrimaryCtxRelease_v2, (tern_cu_device))                                                      \
     X(cuCtxSetCurrent, (tern_cu_context))                                                                  \
+    X(cuCtxGetLimit, (size_t *, int))                                                                      \
     X(cuCtxSetLimit, (int, size_t))                                                                        \
     X(cuDeviceCanAccessPeer, (int *, tern_cu_device, tern_cu_device))                                      \
     X(cuCtxEnablePeerAccess, (tern_cu_context, unsigned))                                                  \

@@ -1,6 +1,7 @@
 /* Mixture of experts.  Decode rows: every pair of a row and an expert by itself, the expert's number read on the card.
  * Prompt rows: pairs in order of experts, so that an expert's weights are written out and read once. */
 #include "dev/cuda/experts.h"
+#include <math.h>
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
@@ -10,7 +11,7 @@
 
 /* In d->pairs: what experts read, later what they answer; what is in between; the order of pairs. */
 struct places {
-    tern_cu_address x, gate, up, row_of, at, groups;
+    tern_cu_address x, gate, up, row_of, at, groups, tiles, slots;
     size_t s_embd, s_ff, bytes; /* strides in floats */
 };
 
@@ -19,6 +20,13 @@ static size_t after(size_t *end, size_t bytes)
     const size_t at = *end;
     *end = tern_round_up(at + bytes, 256);
     return at;
+}
+
+/* No more than so many experts have a pair, and each has less than a tile besides full ones. */
+static int most_tiles(int n_pairs, int n_experts)
+{
+    const int most = n_pairs / TERN_CUDA_TILE + n_experts;
+    return most < n_pairs ? most : n_pairs;
 }
 
 static struct places places_of(const struct tern_cuda *d)
@@ -33,6 +41,9 @@ static struct places places_of(const struct tern_cuda *d)
     p.row_of = d->pairs + after(&p.bytes, pairs * sizeof(int32_t));
     p.at = d->pairs + after(&p.bytes, pairs * sizeof(int32_t));
     p.groups = d->pairs + after(&p.bytes, (size_t)l->max_experts * 2 * sizeof(int32_t));
+    p.tiles =
+        d->pairs + after(&p.bytes, (size_t)most_tiles((int)pairs, l->max_experts) * sizeof(struct tern_cuda_tile));
+    p.slots = d->pairs + after(&p.bytes, pairs * sizeof(int32_t));
     return p;
 }
 
@@ -76,6 +87,7 @@ struct work {
     tern_cu_address ids, weights, x, y, between; /* of these rows; between: [pairs][...] what is between the halves */
     size_t x_stride, y_stride, b_stride;
     int n_rows, n_pairs;
+    bool tiles; /* decode rows: pairs of an expert are multiplied together */
 };
 
 static void clamp(const struct work *w)
@@ -165,6 +177,51 @@ static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_c
     tern_cuda_narrow(w->d, &a, 1);
 }
 
+/* Decode rows whose pairs meet: then an expert's weights are read once for several of them. */
+static bool in_tiles(const struct tern_experts *e, int n_rows)
+{
+    const struct tern_dev_weight *all[] = {e->gate, e->up, e->down};
+    for (int i = 0; i < 3; i++)
+        if (!tern_cuda_has_tiles(&all[i]->form->m))
+            return false;
+    return n_rows > 1 && 4 * n_rows * e->n_active >= 3 * e->gate->stack;
+}
+
+/* Pairs' rows of x as int8, in tiles; row of a pair: pair / per_row. */
+static void quantize_tiles(const struct work *w, tern_cu_address x, size_t stride, int k, int per_row)
+{
+    const struct tern_cuda_quantize_pairs a = {.to = w->d->q8,
+                                               .row_bytes = tern_cuda_q8_bytes(k),
+                                               .x = x,
+                                               .stride = stride,
+                                               .row_of = w->p.row_of,
+                                               .slots = w->p.slots,
+                                               .k = k,
+                                               .per_row = per_row};
+    tern_cuda_launch(w->d, TERN_CUDA_K_quantize_pairs, (unsigned)w->n_pairs, (unsigned)((k + 1023) / 1024), 1, 256, 0,
+                     &a, sizeof a);
+}
+
+/* As `narrow` does, what quantize_tiles left. */
+static void multiply_tiles(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
+                           const struct tern_dev_weight *up)
+{
+    const double pairs = w->n_pairs, stack = m->stack;
+    struct tern_cuda_narrow a = {.q8 = w->d->q8,
+                                 .row_bytes = tern_cuda_q8_bytes(m->k),
+                                 .n_m = up ? 2 : 1,
+                                 .n_rows = w->n_pairs,
+                                 .matrix_bytes = tern_weight_bytes(&m->form->m),
+                                 .tiles = w->p.tiles,
+                                 .pairs = w->p.row_of};
+    a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m, 0), .y = y, .y_stride = y_stride};
+    if (up)
+        a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(up, 0), .y = w->p.up, .y_stride = w->p.s_ff};
+    /* Of experts chosen by chance so many have a pair, and half a tile besides full ones. */
+    tern_cuda_tiles(w->d, &a, most_tiles(w->n_pairs, m->stack),
+                    1 + (int)(stack * (1 - exp(-pairs / stack)) + pairs / (2 * TERN_CUDA_TILE)));
+}
+
 /* q8: where int8 of what comes between goes; 0: nowhere. */
 static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes)
 {
@@ -181,9 +238,17 @@ static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes
         per_row = 1;
         n_in = w->n_pairs;
     }
+    const bool together = e->gate->n == e->up->n && tern_cuda_alike(&e->gate->form->m, &e->up->form->m);
+    if (w->tiles) {
+        quantize_tiles(w, x, stride, k, per_row);
+        multiply_tiles(w, e->gate, w->between, w->b_stride, together ? e->up : NULL);
+        if (!together)
+            multiply_tiles(w, e->up, p->up, p->s_ff, NULL);
+        activate(w, 0, 0);
+        return;
+    }
     if (integer(e->gate) || integer(e->up))
         tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0, 1);
-    const bool together = e->gate->n == e->up->n && tern_cuda_alike(&e->gate->form->m, &e->up->form->m);
     narrow(w, e->gate, w->between, w->b_stride, together ? e->up : NULL, x, stride, per_row);
     if (!together)
         narrow(w, e->up, p->up, p->s_ff, NULL, x, stride, per_row);
@@ -193,7 +258,12 @@ static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes
 /* The scratch for int8 holds what came between, where it is wanted. */
 static void decode_down(const struct work *w)
 {
-    narrow(w, w->e->down, w->p.x, w->p.s_embd, NULL, w->between, w->b_stride, 1);
+    if (w->tiles) {
+        quantize_tiles(w, w->between, w->b_stride, w->e->down->k, 1);
+        multiply_tiles(w, w->e->down, w->p.x, w->p.s_embd, NULL);
+    } else {
+        narrow(w, w->e->down, w->p.x, w->p.s_embd, NULL, w->between, w->b_stride, 1);
+    }
     sum(w, false);
 }
 
@@ -256,8 +326,11 @@ static void sort(const struct work *w, int n_experts)
                                      .row_of = w->p.row_of,
                                      .at = w->p.at,
                                      .groups = w->p.groups,
+                                     .tiles = w->tiles ? w->p.tiles : 0,
+                                     .slots = w->p.slots,
                                      .n_pairs = w->n_pairs,
-                                     .n_experts = n_experts};
+                                     .n_experts = n_experts,
+                                     .n_tiles = most_tiles(w->n_pairs, n_experts)};
     tern_cuda_launch(w->d, TERN_CUDA_K_sort_pairs, 1, 1, 1, TERN_CUDA_SORT, 0, &s, sizeof s);
 }
 
@@ -334,9 +407,12 @@ static void run_part(struct tern_cuda *d, const struct call *c, int row0, int n,
             prompt_down(&w);
         return;
     }
-    const bool q8 = down && integer(c->e->down);
     const size_t row_bytes = down ? tern_cuda_q8_bytes(c->e->down->k) : 0;
     d->quantized.x = 0;
+    w.tiles = in_tiles(c->e, n);
+    if (w.tiles)
+        sort(&w, c->e->gate->stack);
+    const bool q8 = down && integer(c->e->down) && !w.tiles;
     if (up)
         decode_up(&w, q8 ? d->q8 : 0, row_bytes);
     if (q8 && !up)

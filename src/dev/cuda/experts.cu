@@ -1,6 +1,6 @@
 /* Experts: which a row goes to, and rows in order of experts. */
 #include "dev/cuda/experts.h"
-#include "dev/cuda/kernel.cuh"
+#include "dev/cuda/quantize.cuh"
 #include "dev/cuda/tables.h"
 
 #define MOST    1024 /* experts */
@@ -250,18 +250,33 @@ __device__ static inline int before_of(int expert, int *all)
     return __popc(same & ((1u << threadIdx.x % 32) - 1));
 }
 
-/* Where each expert's pairs begin, of as many as `first` has of it, by one warp. */
-__device__ static inline void place_groups(int2 *groups, int *first, int n_experts)
+/* Where each expert's pairs begin, of as many as `first` has of it, and its tiles; by one warp. */
+__device__ static inline void place_groups(int2 *groups, int *first, int *tile, int n_experts)
 {
     const int lane = threadIdx.x % 32;
-    for (int e = lane, before = 0; __any_sync(~0u, e < n_experts); e += 32) {
-        const int here = e < n_experts ? first[e] : 0, sum = cuda_sum_up_to(here);
+    for (int e = lane, before = 0, tiles = 0; __any_sync(~0u, e < n_experts); e += 32) {
+        const int here = e < n_experts ? first[e] : 0, own = (here + TERN_CUDA_TILE - 1) / TERN_CUDA_TILE;
+        const int sum = cuda_sum_up_to(here), tile_sum = cuda_sum_up_to(own);
         if (e < n_experts) {
             first[e] = before + sum - here;
+            tile[e] = tiles + tile_sum - own;
             groups[e] = make_int2(first[e], here);
         }
         before += __shfl_sync(~0u, sum, 31);
+        tiles += __shfl_sync(~0u, tile_sum, 31);
     }
+}
+
+/* Each expert's tiles, and none behind the last expert's. */
+__device__ static inline void put_tiles(const tern_cuda_sort &a, const int2 *groups, const int *tile)
+{
+    tern_cuda_tile *tiles = cuda_at<tern_cuda_tile>(a.tiles);
+    const int last = a.n_experts - 1, end = tile[last] + (groups[last].y + TERN_CUDA_TILE - 1) / TERN_CUDA_TILE;
+    for (int e = threadIdx.x; e < a.n_experts; e += TERN_CUDA_SORT)
+        for (int i = 0; i < groups[e].y; i += TERN_CUDA_TILE)
+            tiles[tile[e] + i / TERN_CUDA_TILE] = {e, groups[e].x + i, min(TERN_CUDA_TILE, groups[e].y - i), 0};
+    for (int t = end + (int)threadIdx.x; t < a.n_tiles; t += TERN_CUDA_SORT)
+        tiles[t] = {0, 0, 0, 0};
 }
 
 /* A warp has a piece of the pairs.  count[warp][expert]: how many of them, then where the next one goes. */
@@ -269,7 +284,7 @@ TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, TERN_CUDA_SORT, 1)
 {
     enum { WARPS = TERN_CUDA_SORT / 32 };
     __shared__ uint16_t count[WARPS][MOST];
-    __shared__ int first[MOST];
+    __shared__ int first[MOST], tile[MOST];
     cuda_wait();
     const int32_t *ids = cuda_at<const int32_t>(a.ids);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -297,8 +312,10 @@ TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, TERN_CUDA_SORT, 1)
     }
     __syncthreads();
     if (warp == 0)
-        place_groups(cuda_at<int2>(a.groups), first, a.n_experts);
+        place_groups(cuda_at<int2>(a.groups), first, tile, a.n_experts);
     __syncthreads();
+    if (a.tiles)
+        put_tiles(a, cuda_at<const int2>(a.groups), tile);
     for_pairs(ids, from, end, [&](int pair, int expert) {
         int all;
         const int before = before_of(expert, &all), next = expert >= 0 ? count[warp][expert] : 0;
@@ -307,6 +324,8 @@ TERN_CUDA_KERNEL_BEGIN(sort_pairs, tern_cuda_sort, TERN_CUDA_SORT, 1)
             const int place = first[expert] + next + before;
             cuda_at<int32_t>(a.row_of)[place] = pair;
             cuda_at<int32_t>(a.at)[pair] = place;
+            if (a.tiles)
+                cuda_at<int32_t>(a.slots)[place] = tile[expert] * TERN_CUDA_TILE + next + before;
             if (!before)
                 count[warp][expert] = next + all;
         }
@@ -324,6 +343,17 @@ TERN_CUDA_KERNEL_BEGIN(gather, tern_cuda_gather, 256, 1)
     const float x = cuda_at<const float>(a.x)[(uint64_t)(pair / a.n_active) * a.x_stride + i];
     cuda_at<float>(a.to)[(uint64_t)place * a.to_stride + i] =
         a.weights ? x * cuda_at<const float>(a.weights)[pair] : x;
+}
+
+TERN_CUDA_KERNEL_BEGIN(quantize_pairs, tern_cuda_quantize_pairs, 256, 1)
+{
+    cuda_wait();
+    const int place = blockIdx.x, at = (blockIdx.y * 256 + threadIdx.x) * 4;
+    const int pair = cuda_at<const int32_t>(a.row_of)[place], row = cuda_at<const int32_t>(a.slots)[place];
+    const float *x = cuda_at<const float>(a.x) + (uint64_t)(pair / a.per_row) * a.stride;
+    const bool real = at < a.k;
+    const float4 v = real ? *reinterpret_cast<const float4 *>(x + at) : make_float4(0, 0, 0, 0);
+    quantize_four(cuda_at<uint8_t>(a.to), a.row_bytes, TERN_CUDA_TILE, row, a.k, at / 32, at / 4 % 8, v, real);
 }
 
 TERN_CUDA_KERNEL_BEGIN(pairs_sum, tern_cuda_sum, 256, 1)

@@ -8,8 +8,8 @@
 
 #include "model/model.h"
 
-/* Rows that blocks share, [max_rows][stride]; no block finds there what another left, but for x, k and v of a
- * layer that later ones attend to, ple, and hidden_now between guesses.  X(name) */
+/* Rows that blocks share, [max_rows][stride]; no block finds there what another left, but for x, ple, and hidden_now
+ * between guesses.  X(name) */
 /* clang-format off */
 #define TERN_ROWS_LIST(X) \
     X(x)        /* the residual stream, or all of its streams */ \

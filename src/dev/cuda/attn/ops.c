@@ -575,11 +575,11 @@ static bool is_little(const struct tern_cuda *d, const struct tern_cuda_attn_arg
 }
 
 /* Blocks of up to four q rows, or of eight where there is room for them, unless a card has nothing better to do than to
- * read pages twice. */
-static bool cut_codes(const struct tern_cuda *d, struct tern_cuda_attn_args *a, int rows, struct work work)
+ * read pages twice.  alike: keys and values are, so blocks of four can finish their heads. */
+static bool cut_codes(const struct tern_cuda *d, struct tern_cuda_attn_args *a, int rows, struct work work, bool alike)
 {
     if (!codes_fit(d, &a->l, true) || (a->group <= 4 && a->group * rows <= 4) ||
-        (a->group > 4 && is_little(d, a, work, cut_rows(a, rows, 4)))) {
+        (a->group > 4 && alike && is_little(d, a, work, cut_rows(a, rows, 4)))) {
         (void)cut_rows(a, rows, 4);
         return false;
     }
@@ -618,10 +618,11 @@ static bool run_codes(struct tern_cuda *d, struct tern_cuda_attn_args *a, struct
     const int codes = kind_of_codes(&a->l);
     if (!on_codes(d, &a->l))
         return false;
-    const bool eight = cut_codes(d, a, units.rows, work), small = a->l.k.dim == 64, large = a->l.k.dim == 256;
+    const bool alike = codes < ALIKE_CODES, eight = cut_codes(d, a, units.rows, work, alike);
+    const bool small = a->l.k.dim == 64, large = a->l.k.dim == 256;
     const int times = a->n_blocks * a->l.n_heads * a->n_split;
     const bool little = !eight && is_little(d, a, work, times);
-    const bool alike = codes < ALIKE_CODES, few = little && alike && !a->l.k.trellis && a->l.k.bits < 8;
+    const bool few = little && alike && !a->l.k.trellis && a->l.k.bits < 8;
     const int first = small ? TERN_CUDA_K_codes_64_2_1 : large ? TERN_CUDA_K_codes_256_2_1 : TERN_CUDA_K_codes_128_2_1;
     const int first_few = small ? TERN_CUDA_K_codes_few_64_2 : TERN_CUDA_K_codes_few_128_2;
     struct tern_cuda_codes_own_args own;

@@ -302,8 +302,7 @@ __device__ static inline float put_gated(const tern_cuda_chain &a, float gate, f
     if (a.m[2].bias)
         up = __fadd_rn(up, cuda_at<const float>(a.m[2].bias)[col]);
     const float v = gate_of(a.op, gate, up);
-    cuda_at<float>(a.m[2].y)[col] = up;
-    cuda_at<float>(a.h)[col] = v;
+    cuda_at<float>(a.h)[col] = v; /* nobody reads up, and queries may lie in its place (model/forward_new.c) */
     return v;
 }
 

@@ -60,8 +60,8 @@ struct tern_cuda_chain_cards {
 
 /* One row: y0 = m[0] * q8; x += y0; h = act(m[1] * norm(x)) * (m[2] * norm(x)); y3 = m[3] * h; x += y3; n = norm(x);
  * m[4 ..] * n.  All matrices are of one kind, and sums have eight parts.  q8: of the first product's row before, of n
- * behind.  All that kernels apart would write is written, but for gate's output, in whose place h is; with cards, of h
- * this card's columns alone, for the others come as int8. */
+ * behind.  All that kernels apart would write is written, but for gate's output, in whose place h is, and up's, which
+ * nobody reads; with cards, of h this card's columns alone, for the others come as int8. */
 struct tern_cuda_chain {
     struct tern_cuda_product m[4 + TERN_CUDA_CHAIN_NEXT];
     struct tern_cuda_chain_norm norm[2];

@@ -4,6 +4,7 @@
 #include <string.h>
 #include "base/mem.h"
 #include "dev/cuda/cuda.h"
+#include "dev/cuda/experts.h"
 
 #define DENSE_BYTES    ((size_t)128 << 20) /* of weights written out at a time */
 #define TILE           128
@@ -45,7 +46,8 @@ int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
     if (l->max_experts) {
         /* Of each pair what comes between, or its input, where that is weighed. */
         const int most = l->max_expert_ff > l->max_expert_embd ? l->max_expert_ff : l->max_expert_embd;
-        const size_t pairs = narrow * (size_t)l->max_active * tern_cuda_q8_bytes(most);
+        const size_t rows_of_tiles = narrow * (size_t)l->max_active + TERN_CUDA_TILE * (size_t)l->max_experts;
+        const size_t pairs = rows_of_tiles * tern_cuda_q8_bytes(most);
         q8 = q8 > pairs ? q8 : pairs;
         k = k > (size_t)l->max_expert_embd ? k : (size_t)l->max_expert_embd;
         k = k > (size_t)l->max_expert_ff ? k : (size_t)l->max_expert_ff;
@@ -260,21 +262,46 @@ static bool pair_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
     return true;
 }
 
+/* The parts of a panel's sum, and all products' panels one after the other. */
+static void lay_out(struct tern_cuda_narrow *a)
+{
+    const struct tern_cuda_matrix *w = &a->m[0].w;
+    const bool floats = tern_codes_float((enum tern_codes)w->codes);
+    const int units = floats ? w->k / TERN_CUDA_FLOAT_UNIT : (w->k + 255) / 256;
+    a->n_panels = 0;
+    a->parts = floats ? TERN_CUDA_FLOAT_PARTS : 8; /* by the length alone: it settles the order of sums */
+    while (a->parts > units && a->parts > 1)
+        a->parts /= 2;
+    for (int i = 0; i < a->n_m; i++) {
+        a->m[i].panel0 = a->n_panels;
+        a->n_panels += (a->m[i].w.n + TERN_PANEL - 1) / TERN_PANEL;
+    }
+}
+
+/* Blocks of one to so many rows that a processor has room for, of `most` with eight warps each; of short panels they
+ * have fewer.  beside: static shared memory of theirs, and 1 KiB that is the card's. */
+static int blocks_of(const struct tern_cuda *d, const struct tern_cuda_narrow *a, unsigned shared, int most, int beside)
+{
+    const int fit = (d->card->shared_most + 1024) / ((int)shared + beside), warps = most * 8 / a->parts;
+    return fit < 1 ? 1 : fit < warps ? fit : warps;
+}
+
+static unsigned ring_bytes(const struct tern_cuda_narrow *a)
+{
+    const unsigned bytes = unit_bytes(&a->m[0].w);
+    return (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;
+}
+
 /* A warp for each part of a panel; as many blocks of them as the card holds at once go from panel to panel. */
 static void narrow_codes(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z, bool one)
 {
     if (!one && a->m[0].w.codes != TERN_CODES_E4M3 && (many_codes(d, a, n_z) || pair_codes(d, a, n_z)))
         return;
     const struct tern_cuda_matrix *w = &a->m[0].w;
-    const unsigned bytes = unit_bytes(w), shared = (unsigned)a->parts * TERN_CUDA_RING_DEPTH(bytes) * bytes;
+    const unsigned shared = ring_bytes(a);
     const int groups = one ? 0 : a->n_rows > TERN_CUDA_LANES ? 2 : 1;
     const int x = one ? a->n_rows : (a->n_rows + 8 * groups - 1) / (8 * groups);
-    /* what else a block takes: its sums, and 1 KiB that is the card's; of short panels it has fewer than eight warps */
-    const int fit = (d->card->shared_most + 1024) / (int)(shared + (one ? 2048 : 9216)),
-              most = (one ? TERN_CUDA_RING_BLOCKS(w->codes, w->scales) : 2) * 8 / a->parts,
-              each = fit < 1      ? 1
-                     : fit < most ? fit
-                                  : most,
+    const int each = blocks_of(d, a, shared, one ? TERN_CUDA_RING_BLOCKS(w->codes, w->scales) : 2, one ? 2048 : 9216),
               slots = each * d->card->processors / (x * n_z);
     const int y = a->n_panels < slots ? a->n_panels : slots;
     tern_cuda_launch(d, (enum tern_cuda_kernel)((int)kernel_of(w) + groups), (unsigned)x, (unsigned)(y ? y : 1),
@@ -315,20 +342,38 @@ static void narrow_floats(struct tern_cuda *d, const struct tern_cuda_narrow *a,
                      (unsigned)warps * 32, 0, a, sizeof *a);
 }
 
+static enum tern_cuda_kernel tiles_of(int codes, int scales)
+{
+#define KIND(c, s)                                            \
+    if (codes == TERN_CODES_##c && scales == TERN_SCALES_##s) \
+        return TERN_CUDA_K_tiles_##c##_##s;
+    TERN_NARROW_KINDS(KIND)
+#undef KIND
+    return TERN_CUDA_KERNELS;
+}
+
+bool tern_cuda_has_tiles(const struct tern_packed *m)
+{
+    return tiles_of(m->codes, m->scales) != TERN_CUDA_KERNELS;
+}
+
+void tern_cuda_tiles(struct tern_cuda *d, struct tern_cuda_narrow *a, int tiles, int expected)
+{
+    const struct tern_cuda_matrix *w = &a->m[0].w;
+    lay_out(a);
+    a->per_row = a->n_heads = 1;
+    const unsigned shared = ring_bytes(a);
+    const int slots = blocks_of(d, a, shared, 2, 9216) * d->card->processors, each = (slots + expected - 1) / expected,
+              y = a->n_panels < each ? a->n_panels : each;
+    tern_cuda_launch(d, tiles_of((int)w->codes, (int)w->scales), (unsigned)tiles, (unsigned)y, 1,
+                     (unsigned)a->parts * 32, shared, a, sizeof *a);
+}
+
 void tern_cuda_narrow(struct tern_cuda *d, struct tern_cuda_narrow *a, int n_z)
 {
     const struct tern_cuda_matrix *w = &a->m[0].w;
-    const bool floats = tern_codes_float((enum tern_codes)w->codes);
-    const int units = floats ? w->k / TERN_CUDA_FLOAT_UNIT : (w->k + 255) / 256;
-    const bool one = a->n_rows == 1 || a->ids;
-    a->n_panels = 0;
-    a->parts = floats ? TERN_CUDA_FLOAT_PARTS : 8; /* by the length alone: it settles the order of sums */
-    while (a->parts > units && a->parts > 1)
-        a->parts /= 2;
-    for (int i = 0; i < a->n_m; i++) {
-        a->m[i].panel0 = a->n_panels;
-        a->n_panels += (a->m[i].w.n + TERN_PANEL - 1) / TERN_PANEL;
-    }
+    const bool floats = tern_codes_float((enum tern_codes)w->codes), one = a->n_rows == 1 || a->ids;
+    lay_out(a);
     if (!a->per_row)
         a->per_row = 1;
     if (!a->n_heads)

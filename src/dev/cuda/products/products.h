@@ -91,6 +91,9 @@ struct tern_cuda_narrow {
     /* Experts: row r is pair r; its matrix stands in ids[r], its input is row r / per_row. */
     uint64_t ids;
     int32_t per_row, unused2;
+    /* Or tiles of pairs (experts.h), each a block's: row j of tile t is row 8 t + j of q8, its output that of pairs[j].
+     */
+    uint64_t tiles, pairs;
 };
 
 /* to[row - row0][k] = the weights as they are multiplied by, `pitch` numbers apart, 0 behind k; f32 or f16. */
@@ -154,6 +157,10 @@ struct tern_cuda_matrix tern_cuda_matrix_of(const struct tern_dev_weight *w, int
  */
 void tern_cuda_dense(struct tern_cuda *d, const struct tern_dev_weight *w, int matrix, int n_matrices, int row, int n,
                      tern_cu_address to, size_t pitch, bool f32);
+/* Decode rows in tiles (a->tiles), at most `tiles` of them and some `expected`; a: its products, tiles and pairs, the
+ * rows of int8 and matrix_bytes.  Of a kind that tern_cuda_has_tiles. */
+void tern_cuda_tiles(struct tern_cuda *d, struct tern_cuda_narrow *a, int tiles, int expected);
+bool tern_cuda_has_tiles(const struct tern_packed *m);
 /* Rows of d->half, n_rows of them, or at most so many of each group, times what lies in d->dense, both `pitch` numbers
  * apart.  a: outputs, and groups; the rest is filled in. */
 void tern_cuda_gemm(struct tern_cuda *d, struct tern_cuda_gemm *a, int n_rows, size_t pitch);
