@@ -148,15 +148,15 @@ static void lost(void)
     tern_dev_close(d);
 }
 
-/* Stacks are what the largest kernel needs, 600 bytes, unless others use the card in this process. */
-static void stacks(bool shared)
+/* Stacks are what the largest kernel needs, 600 bytes, and not less than others in this process have. */
+static void stacks(size_t bytes)
 {
     size_t (*stack)(void) = NULL;
     CHECK(tern_dev_open(&d, "cuda", NULL, &err) == 0);
     void *lib = dlopen(getenv("TERN_CUDA_DRIVER"), RTLD_NOW | RTLD_NOLOAD);
     CHECK(lib);
     *(void **)&stack = dlsym(lib, "fake_stack");
-    CHECK(stack && stack() == (shared ? 1024 : 640));
+    CHECK(stack && stack() == bytes);
     tern_dev_close(d);
 }
 
@@ -187,8 +187,10 @@ int main(int argc, char **argv)
         full();
     else if (strcmp(which, "lost") == 0)
         lost();
-    else if (strcmp(which, "stacks") == 0 || strcmp(which, "shared") == 0)
-        stacks(which[1] == 'h');
+    else if (strcmp(which, "stacks") == 0 || strcmp(which, "tight") == 0)
+        stacks(640);
+    else if (strcmp(which, "shared") == 0)
+        stacks(1024);
     else
         return 2;
     return 0;
