@@ -275,7 +275,8 @@ def test_responses(s):
                           ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
                           ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"max_output_tokens": 0}, "max_output_tokens"),
                           ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"), ({"top_logprobs": 1}, "top_logprobs"),
-                          ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include")):
+                          ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
+                          ({"include": [1]}, "include"), ({"include": ["file_search_call.results", None]}, "include")):
         a = respond(s, **change)
         same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
 
