@@ -206,6 +206,10 @@ def test_ollama(s):
     same(lines(s, "/api/generate", {"model": "tools"})[0]["done_reason"], "load", "no prompt")
     a = s.post("/api/generate", {"prompt": "hello", "raw": True, "system": "Be."})
     same((a.status, a.json["error"]), (400, "system: a raw prompt has no place for it"), "a raw prompt and a system's text")
+    with Server(model=os.environ["BASE_MODEL"]) as base:
+        a = base.post("/api/generate", {"prompt": "hello", "system": "Be."})
+        same((a.status, a.json["error"]), (400, "system: the model has no chat template to put it into"), "no template")
+        same(lines(base, "/api/generate", {"prompt": "hello", "system": "", "options": options})[-1]["done"], True, "nor a text for it")
     plain = s.chat(logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
     asked = {"model": "tools", "messages": USER, "options": options, "logprobs": True, "top_logprobs": 2}
     same(lines(s, "/api/chat", {**asked, "stream": False})[0]["logprobs"], plain, "logprobs")
