@@ -117,6 +117,8 @@ echo x | run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,cond=-
 one_line "-: No such file"
 run 1 timeout 20 "$TERN" inspect "$MODEL" --kv "plan=$work/lines"
 one_line "lines: is not a regular file"
+run 1 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,plan=
+one_line "plan= wants the name of a file"
 cp "$MODEL" "$work/piped.gguf"
 mkfifo "$work/piped.gguf.ternkv"
 run 0 timeout 20 "$TERN" run -m "$work/piped.gguf" -p x -n 1 --calibration off
