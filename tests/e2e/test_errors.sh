@@ -111,12 +111,13 @@ if [ -e /proc/self/fd ]; then
 fi
 
 # ---- what a program wrote is a file: a pipe of that name is not waited for ----
-run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv "t4,cond=$work/lines"
-one_line "lines: is not a regular file"
-echo x | run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,cond=-
+mkfifo "$work/pipe"
+run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv "t4,cond=$work/pipe"
+one_line "pipe: is not a regular file"
+run_with_input 1 x timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,cond=-
 one_line "-: No such file"
-run 1 timeout 20 "$TERN" inspect "$MODEL" --kv "plan=$work/lines"
-one_line "lines: is not a regular file"
+run 1 timeout 20 "$TERN" inspect "$MODEL" --kv "plan=$work/pipe"
+one_line "pipe: is not a regular file"
 run 1 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,plan=
 one_line "plan= wants the name of a file"
 cp "$MODEL" "$work/piped.gguf"
