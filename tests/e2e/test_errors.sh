@@ -130,6 +130,9 @@ cp -r "$TEST_DATA/hf/qwen2" "$hf"
 mkfifo "$hf/tokenizer_config.json"
 run 1 timeout 20 "$TERN" inspect "$hf"
 one_line "tokenizer_config.json: is not a regular file"
+rm "$hf/tokenizer_config.json"
+ln -s /dev/null "$hf/tokenizer_config.json"
+run 0 "$TERN" inspect "$hf"
 
 # ---- the RoPE base ----
 wrong "RoPE base 1 must be above 1" run -m "$MODEL" -p x --rope-base 1
