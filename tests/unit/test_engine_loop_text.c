@@ -265,4 +265,26 @@ int main(void)
         cmocka_unit_test(test_token_bytes),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
+/* What looks at the end of the prompt looks at none. */
+static void test_no_prompt(void **state)
+{
+    (void)state;
+    tern_error err = {0};
+    tern_seq *s = NULL;
+    tern_reply *reply = NULL;
+    tern_generate_params p = {.max_tokens = 1, .continues = true};
+    tern_sampler_defaults(&p.sampler);
+    tiny_ok(tern_seq_new(&s, alone, &err), &err);
+    assert_int_equal(tern_generate(alone, s, NULL, 3, &p, NULL, &err), TERN_EINVAL);
+    assert_string_equal(err.msg, "the prompt is empty");
+    tiny_ok(tern_reply_new(&reply, model, &(tern_reply_params){.calls = "off"}, &err), &err);
+    p.continues = false;
+    p.reply = reply;
+    assert_int_equal(tern_generate(alone, s, NULL, 3, &p, NULL, &err), TERN_EINVAL);
+    assert_string_equal(err.msg, "the prompt is empty");
+    tern_reply_free(reply);
+    tern_seq_free(s);
 }
+
+}
+        cmocka_unit_test(test_no_prompt),

@@ -60,6 +60,8 @@ static void test_steps(void **state)
     assert_int_equal(tern_seq_length(s), 0);
     tiny_ok(tern_prefill(e, s, t.ids, 3, &logits, NULL, NULL, &err), &err);
     REFUSED("is empty", tern_seq_save(s, "", &err));
+    REFUSED("is empty", tern_seq_save(s, NULL, &err));
+    REFUSED("is empty", tern_seq_save_check(NULL, &err));
     tern_engine_close(&e);
     tiny_close(&t);
 }
@@ -75,6 +77,8 @@ static void test_turns(void **state)
     tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
     REFUSED("turn 0 has no role", tern_model_chat_tokens(t.model, &no_role, 1, 0, true, &ids, &err));
     REFUSED("turn 1 has no content", tern_model_chat_text(t.model, turns, 2, true, &text, &err));
+    REFUSED("there are 2 turns, and no list", tern_model_chat_tokens(t.model, NULL, 2, 0, true, &ids, &err));
+    REFUSED("there are 2 turns, and no list", tern_model_chat_text(t.model, NULL, 2, true, &text, &err));
     REFUSED("follows turn 2", tern_model_chat_tokens(t.model, turns, 1, 2, true, &ids, &err));
     tiny_close(&t);
 }
@@ -104,6 +108,7 @@ static void test_generation(void **state)
     tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
     tern_engine *e = tiny_engine(&t, "t4", false, 1, 1, 64);
     tiny_ok(tern_seq_new(&s, e, &err), &err);
+    REFUSED("the prompt is empty", tern_generate(e, s, NULL, 3, &p, NULL, &err));
     p.n_stop = 1;
     REFUSED("stop string 0 is missing", tern_generate(e, s, t.ids, 3, &p, NULL, &err));
     p.stop = none;
