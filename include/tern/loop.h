@@ -84,8 +84,7 @@ typedef struct tern_event { /* everything it points to: views until the next ter
     int rc;              /* 0, or TERN_ECANCELLED, TERN_ELIMIT (timeout), or what went wrong in this request */
     const char *message; /* the sentence when rc < 0, else NULL */
     int n_prompt, n_cached;
-    double queue_s, prompt_s, first_s,
-        decode_s; /* in the queue; prompt; submission to first token; first token to end */
+    double queue_s, prompt_s, first_s, decode_s; /* in the queue; prompt; submission to first token; then to the end */
 } tern_event;
 
 /* A queue of events.  Events of one request are in order. */
@@ -161,8 +160,8 @@ typedef struct tern_loop_params {
                    more where more wait for their first token than stream; 0 = 1.9 */
 } tern_loop_params;
 
-/* Starts the owner thread.  The engine must have no sequences; nobody else steps it or touches its sequences until
- * tern_loop_close, after which it is the caller's again (tern_engine_ctx, _plan and such are always legal). */
+/* Starts the owner thread; p NULL: all defaults.  The engine must have no sequences and no other loop (TERN_EINVAL);
+ * nobody else steps it or touches its sequences until tern_loop_close (tern_engine_ctx, _plan and such are legal). */
 TERN_API int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, tern_error *err);
 /* Cancels what is left, sends its last events, joins the thread. */
 TERN_API void tern_loop_close(tern_loop **l);

@@ -1,4 +1,5 @@
 /* The public header used wrongly: a status and a sentence, where a crash or a silent guess would be easy. */
+#include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -146,7 +147,10 @@ static void test_loops(void **state)
     tern_engine *e = tiny_engine(&t, "t4", false, 1, 2, 64);
     tiny_ok(tern_events_new(&events, &err), &err);
     tiny_ok(tern_loop_open(&loop, e, NULL, &err), &err);
-    REFUSED("runs another loop", tern_loop_open(&second, e, NULL, &err));
+    for (int i = 0; i < 2; i++) { /* a refusal leaves the engine to the loop that has it */
+        REFUSED("runs another loop", tern_loop_open(&second, e, NULL, &err));
+        REFUSED("runs another loop", tern_loop_open(&second, e, &(tern_loop_params){.cache_dir = "/none"}, &err));
+    }
     assert_null(second);
     SUBMIT("the prompt is empty", r.prompt = NULL);
     SUBMIT("borders: there are 1", r.n_borders = 1);
@@ -155,9 +159,47 @@ static void test_loops(void **state)
     SUBMIT("logit bias: there are 1", r.sampler.n_bias = 1);
     SUBMIT("logit bias: there are 1", (r.sampler.n_bias = 1, r.sampler.bias_ids = t.ids));
     tern_loop_close(&loop);
+    REFUSED("needs one in memory", tern_loop_open(&loop, e, &(tern_loop_params){.cache_dir = "/none"}, &err));
     tiny_ok(tern_loop_open(&loop, e, NULL, &err), &err); /* it is the caller's again */
     tern_loop_close(&loop);
     tern_events_free(events);
+    tern_engine_close(&e);
+    tiny_close(&t);
+}
+
+struct opener {
+    pthread_barrier_t *start;
+    tern_engine *engine;
+    tern_loop *loop;
+    int rc;
+};
+
+static void *open_loop(void *arg)
+{
+    struct opener *o = arg;
+    (void)pthread_barrier_wait(o->start);
+    o->rc = tern_loop_open(&o->loop, o->engine, NULL, NULL);
+    return NULL;
+}
+
+static void test_two_at_once(void **state)
+{
+    (void)state;
+    struct tiny t;
+    pthread_barrier_t start;
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    tern_engine *e = tiny_engine(&t, "t4", false, 1, 2, 64);
+    assert_int_equal(pthread_barrier_init(&start, NULL, 2), 0);
+    for (int i = 0; i < 20; i++) {
+        struct opener a = {&start, e, NULL, 0}, b = a;
+        pthread_t other;
+        assert_int_equal(pthread_create(&other, NULL, open_loop, &a), 0);
+        (void)open_loop(&b);
+        (void)pthread_join(other, NULL);
+        assert_int_equal(a.rc + b.rc, TERN_EINVAL);
+        tern_loop_close(a.loop ? &a.loop : &b.loop);
+    }
+    (void)pthread_barrier_destroy(&start);
     tern_engine_close(&e);
     tiny_close(&t);
 }
@@ -173,9 +215,9 @@ static void test_converting(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_opening),    cmocka_unit_test(test_steps),      cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_samplers),   cmocka_unit_test(test_generation), cmocka_unit_test(test_loops),
-        cmocka_unit_test(test_converting),
+        cmocka_unit_test(test_opening),     cmocka_unit_test(test_steps),      cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_samplers),    cmocka_unit_test(test_generation), cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_two_at_once), cmocka_unit_test(test_converting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
