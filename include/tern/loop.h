@@ -121,8 +121,9 @@ typedef struct tern_request { /* zero-initialise, then tern_request_defaults; al
     int n_stop_ids;
     bool keep_stop;    /* the stop string or stop id that ends the reply is part of its text */
     bool show_control; /* control tokens are text like others; the one that ends the reply with keep_stop alone */
-    bool one_call;     /* the reply ends behind its first call, once it has min_tokens */
-    int logprobs;      /* TERN_EVENT_TOKEN with so many most likely tokens; 0: of the picked one alone; -1: no event */
+    bool one_call; /* of a `reply`, without which it is TERN_EINVAL: the first call that is complete with min_tokens or
+                      more ends it (TERN_FINISH_CALLBACK) */
+    int logprobs;  /* TERN_EVENT_TOKEN with so many most likely tokens; 0: of the picked one alone; -1: no event */
     int prompt_logprobs; /* TERN_EVENT_SCORES, likewise.  Computes the whole prompt: the prefix cache is not asked */
     const tern_reply_params *reply; /* takes replies apart, with on_event NULL; NULL: all is TERN_EVENT_TEXT */
     tern_constraint constraint;     /* allow NULL: none.  Owned by the loop once submitted, freed by it */

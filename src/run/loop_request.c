@@ -80,6 +80,8 @@ static int check(const tern_loop *l, const tern_request *r, tern_error *err)
                       r->borders[i], r->n_prompt);
     if (r->reply && r->reply->on_event)
         TERN_FAIL(err, TERN_EINVAL, "reply: on_event is the loop's");
+    if (r->one_call && !r->reply)
+        TERN_FAIL(err, TERN_EINVAL, "one_call: without reply there are no calls");
     if (r->reply && !l->e->model->tok)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "reply: the model has no tokenizer");
     if ((r->n_stop || r->constraint.allow) && !l->e->model->tok && r->n_stop)

@@ -232,6 +232,16 @@ static void test_calls_and_reasoning(void **state)
     for (int k = 0; k < 2; k++)
         assert_string_equal(rec->c[k].calls, "add{\"a\": 1, \"b\": [2]};");
     free(rec);
+    r.n_choices = 1;
+    r.max_tokens = 6;
+    r.one_call = true;
+    for (int least = 0; least < 4; least += 3) { /* ends behind the first call that is complete with so many tokens */
+        r.min_tokens = least;
+        rec = run(&r);
+        assert_int_equal(rec->c[0].end.finish, TERN_FINISH_CALLBACK);
+        assert_int_equal(rec->c[0].end.n_generated, least ? least : 1);
+        free(rec);
+    }
     tern_error err = {0};
     uint64_t n;
     reply.calls = "smoke";
@@ -255,16 +265,6 @@ static void test_token_bytes(void **state)
     assert_int_equal(tern_model_token_bytes(model, 100000, buf, sizeof buf, &n, &err), TERN_EINVAL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text_and_stop_strings),
-        cmocka_unit_test(test_which_stop_string),
-        cmocka_unit_test(test_end_tokens),
-        cmocka_unit_test(test_calls_and_reasoning),
-        cmocka_unit_test(test_token_bytes),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
 /* What looks at the end of the prompt looks at none. */
 static void test_no_prompt(void **state)
 {
@@ -286,5 +286,15 @@ static void test_no_prompt(void **state)
     tern_seq_free(s);
 }
 
-}
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_text_and_stop_strings),
+        cmocka_unit_test(test_which_stop_string),
+        cmocka_unit_test(test_end_tokens),
+        cmocka_unit_test(test_calls_and_reasoning),
+        cmocka_unit_test(test_token_bytes),
         cmocka_unit_test(test_no_prompt),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -5,7 +5,6 @@
 #include <setjmp.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <cmocka.h>
 #include "tern/convert.h"
 #include "tern/loop.h"
@@ -153,6 +152,7 @@ static void test_loops(void **state)
     }
     assert_null(second);
     SUBMIT("the prompt is empty", r.prompt = NULL);
+    SUBMIT("one_call: without reply", r.one_call = true);
     SUBMIT("borders: there are 1", r.n_borders = 1);
     SUBMIT("stop strings: there are 1", r.n_stop = 1);
     SUBMIT("stop tokens: there are 2", r.n_stop_ids = 2);
