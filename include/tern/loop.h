@@ -84,8 +84,7 @@ typedef struct tern_event { /* everything it points to: views until the next ter
     int rc;              /* 0, or TERN_ECANCELLED, TERN_ELIMIT (timeout), or what went wrong in this request */
     const char *message; /* the sentence when rc < 0, else NULL */
     int n_prompt, n_cached;
-    double queue_s, prompt_s, first_s,
-        decode_s; /* in the queue; prompt; submission to first token; first token to end */
+    double queue_s, prompt_s, first_s, decode_s; /* in the queue; prompt; submission to first token; then to the end */
 } tern_event;
 
 /* A queue of events.  Events of one request are in order. */
@@ -122,8 +121,9 @@ typedef struct tern_request { /* zero-initialise, then tern_request_defaults; al
     int n_stop_ids;
     bool keep_stop;    /* the stop string or stop id that ends the reply is part of its text */
     bool show_control; /* control tokens are text like others; the one that ends the reply with keep_stop alone */
-    bool one_call;     /* the reply ends behind its first call, once it has min_tokens */
-    int logprobs;      /* TERN_EVENT_TOKEN with so many most likely tokens; 0: of the picked one alone; -1: no event */
+    bool one_call; /* of a `reply`, without which it is TERN_EINVAL: the first call that is complete with min_tokens or
+                      more ends it (TERN_FINISH_CALLBACK) */
+    int logprobs;  /* TERN_EVENT_TOKEN with so many most likely tokens; 0: of the picked one alone; -1: no event */
     int prompt_logprobs; /* TERN_EVENT_SCORES, likewise.  Computes the whole prompt: the prefix cache is not asked */
     const tern_reply_params *reply; /* takes replies apart, with on_event NULL; NULL: all is TERN_EVENT_TEXT */
     tern_constraint constraint;     /* allow NULL: none.  Owned by the loop once submitted, freed by it */
@@ -161,8 +161,8 @@ typedef struct tern_loop_params {
                    more where more wait for their first token than stream; 0 = 1.9 */
 } tern_loop_params;
 
-/* Starts the owner thread.  The engine must have no sequences; nobody else steps it or touches its sequences until
- * tern_loop_close, after which it is the caller's again (tern_engine_ctx, _plan and such are always legal). */
+/* Starts the owner thread; p NULL: all defaults.  The engine must have no sequences and no other loop (TERN_EINVAL);
+ * nobody else steps it or touches its sequences until tern_loop_close (tern_engine_ctx, _plan and such are legal). */
 TERN_API int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, tern_error *err);
 /* Cancels what is left, sends its last events, joins the thread. */
 TERN_API void tern_loop_close(tern_loop **l);

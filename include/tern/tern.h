@@ -311,6 +311,8 @@ typedef struct tern_kv_plan tern_kv_plan;
 /* Is this the text of a plan, on whatever model?  TERN_EINVAL says what is wrong in it; files that it names are read.
  */
 TERN_API int tern_kv_check(const char *spec, tern_error *err);
+/* The same, and the numbers of max=N and first=K in it or in its plan file; 0 and -1 where they are not said. */
+TERN_API int tern_kv_check_max(const char *spec, int *max, int *first, tern_error *err);
 TERN_API int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err);
 TERN_API void tern_kv_plan_free(tern_kv_plan *p);
 TERN_API const char *tern_kv_plan_text(const tern_kv_plan *p); /* as it was given, or the default; view until free */

@@ -83,11 +83,11 @@ static int read_stream(struct tern_buf *b, FILE *f, const char *path, size_t max
     size_t n;
     while ((n = fread(chunk, 1, sizeof chunk, f)) > 0) {
         if (b->len + n > max_bytes)
-            TERN_FAIL(err, TERN_ELIMIT, "%s: larger than the limit of %zu bytes", path, max_bytes);
+            TERN_FAIL(err, TERN_ELIMIT, "%s: larger than the limit of %zu bytes", tern_path_show(path), max_bytes);
         TERN_TRY(tern_buf_add(b, chunk, n, err));
     }
     if (ferror(f))
-        TERN_FAIL(err, TERN_EIO, "%s: %s", path, strerror(errno));
+        TERN_FAIL(err, TERN_EIO, "%s: %s", tern_path_show(path), strerror(errno));
     TERN_TRY(tern_buf_add(b, "", 0, err)); /* an empty file is still a C string */
 out:
     return rc;
@@ -101,9 +101,9 @@ int tern_buf_read_file(struct tern_buf *b, const char *path, size_t max_bytes, t
     if (f == stdin)
         path = "standard input";
     if (!f)
-        return tern_err_set(err, TERN_EIO, "%s: %s", path, strerror(errno));
+        return tern_err_set(err, TERN_EIO, "%s: %s", tern_path_show(path), strerror(errno));
     if (fstat(fileno(f), &st) == 0 && S_ISDIR(st.st_mode))
-        TERN_FAIL(err, TERN_EIO, "%s: is a directory", path);
+        TERN_FAIL(err, TERN_EIO, "%s: is a directory", tern_path_show(path));
     TERN_TRY(read_stream(b, f, path, max_bytes, err));
 out:
     if (f != stdin)
@@ -118,12 +118,13 @@ int tern_buf_read_regular(struct tern_buf *b, const char *path, size_t max_bytes
     FILE *f = NULL;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return tern_err_set(err, TERN_EIO, "%s: %s", path, strerror(errno));
+        return tern_err_set(err, TERN_EIO, "%s: %s", tern_path_show(path), strerror(errno));
     if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
-        TERN_FAIL(err, TERN_EIO, "%s: is %s", path, S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
+        TERN_FAIL(err, TERN_EIO, "%s: is %s", tern_path_show(path),
+                  S_ISDIR(st.st_mode) ? "a directory" : "not a regular file");
     f = fdopen(fd, "rb");
     if (!f)
-        TERN_FAIL(err, TERN_EIO, "%s: %s", path, strerror(errno));
+        TERN_FAIL(err, TERN_EIO, "%s: %s", tern_path_show(path), strerror(errno));
     TERN_TRY(read_stream(b, f, path, max_bytes, err));
 out:
     if (f)

@@ -219,7 +219,7 @@ int tern_target_find(char *to, const char *path, const struct tern_outfile_kind 
     struct stat st;
     *through = false;
     TERN_ASSERT(kind->n > 0 && kind->n <= MAX_MAGIC);
-    if (!*path)
+    if (!path || !*path)
         TERN_FAIL(err, TERN_EINVAL, "the name of the file to write is empty");
     if (strlen(path) >= MAX_PATH)
         TERN_FAIL(err, TERN_EINVAL, "%s: path is longer than %d bytes", tern_path_show(path), MAX_PATH - 1);

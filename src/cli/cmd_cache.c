@@ -205,7 +205,7 @@ int tern_cache_unfinished(double *bytes)
     struct cache c = {0};
     int n = 0;
     *bytes = 0;
-    (void)find_all(&c, NULL); /* a list that cannot be read names none */
+    (void)find_all(&c, NULL); /* where something cannot be read, what was found before counts */
     for (size_t i = 0; i < c.n; i++)
         if (c.v[i].part && !c.v[i].busy) {
             n++;

@@ -40,7 +40,7 @@ static bool is_blank(const char *text)
     return text[strspn(text, " \t\r\n")] == 0;
 }
 
-/* A key per line; blank lines and lines that begin with # count for nothing. */
+/* A key per line; blank lines, lines that begin with # and blanks in front count for nothing. */
 static int read_keys(struct serve *s, tern_error *err)
 {
     const struct tern_arg *given = &s->a->v[TERN_OPT_API_KEY];
@@ -72,7 +72,8 @@ static int read_keys(struct serve *s, tern_error *err)
     for (char *line = s->file.p, *end; line && *line; line = end) {
         end = line + strcspn(line, "\r\n");
         end += *end ? (*end = 0, 1) : 0;
-        if (!is_blank(line) && *line != '#')
+        line += strspn(line, " \t");
+        if (*line && *line != '#')
             s->keys[s->n_keys++] = line;
     }
     if (path && s->n_keys == before)

@@ -8,8 +8,6 @@
 #include "base/outfile.h"
 #include "cli/cli.h"
 
-#define MAX_PLAN ((size_t)1 << 16) /* bytes of a plan file */
-
 static int check_turbo(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *v = a->v;
@@ -26,14 +24,15 @@ static int check_turbo(const struct tern_args *a, tern_error *err)
     return 0;
 }
 
-/* The plan's last item of this key ("max="), which is the one that holds, or NULL. */
-static const char *find_item(const char *plan, const char *key)
+/* A plan that no model could have is wrong use; what its file holds is not on the command line. */
+static int plan_error(const char *spec, int rc, tern_error *err)
 {
-    const char *found = NULL;
-    for (const char *p = plan; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
-        if (strncmp(p, key, strlen(key)) == 0)
-            found = p;
-    return found;
+    return strstr(spec, "plan=") ? rc : tern_cli_as_usage(rc, err);
+}
+
+static int check_plan(const char *spec, tern_error *err)
+{
+    return plan_error(spec, tern_kv_check(spec, err), err);
 }
 
 /* --max-kv-size and --keep are items of a plan. */
@@ -41,6 +40,7 @@ static int check_max(const struct tern_args *a, tern_error *err)
 {
     const struct tern_arg *max = &a->v[TERN_OPT_MAX_KV_SIZE], *keep = &a->v[TERN_OPT_KEEP];
     const char *plan = a->v[TERN_OPT_KV].s;
+    int plan_max = 0, plan_first = -1;
     if (keep->n && !max->i)
         return tern_cli_usage(err,
                               "--keep belongs to --max-kv-size; --kv ...,first=K keeps the first K tokens in 16 bits");
@@ -48,10 +48,15 @@ static int check_max(const struct tern_args *a, tern_error *err)
         return tern_cli_usage(err, "--max-kv-size must be 64 or more, or 0, not %d", (int)max->i);
     if (max->i && max->i <= keep->i)
         return tern_cli_usage(err, "--max-kv-size %d leaves no room beside --keep %d", (int)max->i, (int)keep->i);
-    if (max->i && find_item(plan, "max="))
-        return tern_cli_usage(err, "--kv ...,max=N and --max-kv-size say the same thing; give one of them");
-    if (keep->n && find_item(plan, "first="))
-        return tern_cli_usage(err, "--kv ...,first=K and --keep say the same thing; give one of them");
+    int rc = max->i && plan ? tern_kv_check_max(plan, &plan_max, &plan_first, err) : 0;
+    if (rc < 0)
+        return plan_error(plan, rc, err);
+    if (plan_max)
+        return tern_cli_usage(err, "max=%d of --kv %.100s and --max-kv-size say the same thing; give one of them",
+                              plan_max, plan);
+    if (keep->n && plan_first >= 0)
+        return tern_cli_usage(err, "first=%d of --kv %.100s and --keep say the same thing; give one of them",
+                              plan_first, plan);
     return 0;
 }
 
@@ -61,13 +66,6 @@ static int check_drafts(const struct tern_args *a, tern_error *err)
     if (a->v[TERN_OPT_DRAFT_MAX].n && strcmp(draft->s, "off") == 0)
         return tern_cli_usage(err, "--draft-max belongs to --draft, which is off");
     return 0;
-}
-
-/* A plan that no model could have is wrong use; what its file holds is not on the command line. */
-static int check_plan(const char *spec, tern_error *err)
-{
-    int rc = tern_kv_check(spec, err);
-    return strstr(spec, "plan=") ? rc : tern_cli_as_usage(rc, err);
 }
 
 int tern_setup_check_kv(const struct tern_args *a, tern_error *err)
@@ -120,44 +118,18 @@ const char *tern_setup_kv(const struct tern_args *a, const tern_model *m)
     return text;
 }
 
-/* The plan with what its file holds in place of plan=FILE. */
-static int spell_out(struct tern_buf *out, const char *plan, tern_error *err)
-{
-    int rc = 0;
-    struct tern_buf path = {0}, file = {0};
-    for (const char *p = plan, *end; p; p = *end ? end + 1 : NULL) {
-        end = p + strcspn(p, ",");
-        const int n = (int)(end - p);
-        if (strncmp(p, "plan=", 5) != 0) {
-            TERN_TRY(tern_buf_addf(out, err, "%.*s,", n, p));
-            continue;
-        }
-        tern_buf_reset(&path);
-        tern_buf_reset(&file);
-        TERN_TRY(tern_buf_addf(&path, err, "%.*s", n - 5, p + 5));
-        TERN_TRY(tern_buf_read_regular(&file, path.p, MAX_PLAN, err));
-        for (const char *line = file.p; *line; line += strcspn(line, "\n"), line += *line == '\n')
-            TERN_TRY(tern_buf_addf(out, err, "%.*s,", (int)strcspn(line, "#\r\n"), line));
-    }
-out:
-    tern_buf_clear(&path);
-    tern_buf_clear(&file);
-    return rc;
-}
-
 /* The plan in 16 bits that keeps the same tokens. */
-static const char *raw_kv(const char *plan, bool exact)
+static int raw_kv(const char **out, const char *plan, bool exact, tern_error *err)
 {
     static char text[64];
-    const char *const keys[] = {"max=", "first="};
-    int n = snprintf(text, sizeof text, "%s", exact ? "f32" : "f16");
-    for (int i = 0; i < 2 && find_item(plan, "max="); i++) {
-        const char *item = find_item(plan, keys[i]);
-        const size_t len = item ? strcspn(item, ", \t") : 0;
-        if (len && len < 20)
-            n += snprintf(text + n, sizeof text - (size_t)n, ",%.*s", (int)len, item);
-    }
-    return text;
+    int max, first, n = snprintf(text, sizeof text, "%s", exact ? "f32" : "f16");
+    int rc = tern_kv_check_max(plan, &max, &first, err);
+    if (max)
+        n += snprintf(text + n, sizeof text - (size_t)n, ",max=%d", max);
+    if (max && first >= 0)
+        (void)snprintf(text + n, sizeof text - (size_t)n, ",first=%d", first);
+    *out = text;
+    return rc;
 }
 
 bool tern_setup_at_end(const struct tern_args *a)
@@ -216,15 +188,13 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
     int rc = 0;
     tern_engine_params p = tern_setup_params(a, ctx, max_seqs);
     const int from = (int)a->v[TERN_OPT_KV_START].i;
-    struct tern_buf plan = {0};
     const char *raw[] = {NULL};
     p.kv_bytes = s->kv_bytes;
     if (from && p.code_at_end)
         return tern_cli_usage(err, "--quantized-kv-start codes at a length and --kv-when end at the prompt's end: give "
                                    "one of them");
     if (from) {
-        TERN_TRY(spell_out(&plan, tern_setup_kv(a, s->model), err));
-        raw[0] = raw_kv(plan.p, p.exact);
+        TERN_TRY(raw_kv(&raw[0], tern_setup_kv(a, s->model), p.exact, err));
         p.more_kv = raw;
         p.n_more_kv = 1;
         s->start = (struct tern_start){0, from, 1};
@@ -241,7 +211,6 @@ int tern_setup_engine(struct tern_setup *s, const struct tern_args *a, int ctx, 
         tern_note("the context of %d tokens ends before --quantized-kv-start %d: nothing is coded",
                   tern_engine_ctx(s->engine), from);
 out:
-    tern_buf_clear(&plan);
     return rc;
 }
 

@@ -227,7 +227,7 @@ int tern_file_get_bool(const struct tern_file *f, const char *key, bool def, boo
 int tern_file_get_str(const struct tern_file *f, const char *key, struct tern_str *out, tern_error *err);
 
 /* Reads a text that lies beside a Hugging Face model ("tokenizer.json"), of at most `max` bytes.  *found is false when
- * there is none; a GGUF file has nothing beside it. */
+ * there is none, or a device (/dev/null masks a file); a GGUF file has nothing beside it. */
 int tern_file_beside(const struct tern_file *f, const char *name, size_t max, struct tern_buf *out, bool *found,
                      tern_error *err);
 

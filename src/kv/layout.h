@@ -36,6 +36,7 @@ struct tern_kv_spec {
     bool position;  /* of compressed rows in codes the rotated dims stay in 16 bits */
     bool in_plan;   /* while a plan file is read */
     bool from_file; /* a plan file was */
+    bool has_first; /* first=N stands there */
     /* Which of the items that name a scheme for keys or values is in effect for each; the first ones' texts. */
     int n_items, k_item, v_item;
     char item[TERN_KV_MAX_ITEMS][24];

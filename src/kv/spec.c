@@ -213,6 +213,7 @@ static int parse_item(struct tern_kv_spec *s, const char *p, const char *end, co
     if (key_is(p, n, "first")) {
         if (!number(&value, end, &s->first) || value != end || s->first > TERN_PAGE)
             TERN_FAIL(err, TERN_EINVAL, "--kv %s: first wants a number from 0 to %d", text, TERN_PAGE);
+        s->has_first = true;
         return 0;
     }
     if (key_is(p, n, "position")) {

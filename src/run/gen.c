@@ -148,7 +148,7 @@ out:
 static int check(const struct tern_gen *g, tern_error *err)
 {
     int n_vocab = g->model->net->desc.n_vocab;
-    if (g->n_prompt < 1)
+    if (g->n_prompt < 1 || !g->prompt)
         return tern_err_set(err, TERN_EINVAL, "the prompt is empty");
     if (g->p.max_tokens < -1)
         return tern_err_set(err, TERN_EINVAL, "number of tokens = %d is negative", g->p.max_tokens);
@@ -157,13 +157,12 @@ static int check(const struct tern_gen *g, tern_error *err)
     for (int i = 0; i < g->p.n_stop; i++)
         if (!g->p.stop || !g->p.stop[i])
             return tern_err_set(err, TERN_EINVAL, "stop string %d is missing", i);
-    if (g->p.n_stop_ids > 0 && !g->p.stop_ids)
-        return tern_err_set(err, TERN_EINVAL, "stop tokens: there are %d, and no list of them", g->p.n_stop_ids);
-    for (int i = 0; i < g->p.n_stop_ids; i++)
+    int rc = tern_list_check("stop tokens", g->p.stop_ids, g->p.n_stop_ids, err);
+    for (int i = 0; rc == 0 && i < g->p.n_stop_ids; i++)
         if (g->p.stop_ids[i] < 0 || g->p.stop_ids[i] >= n_vocab)
             return tern_err_set(err, TERN_EINVAL, "stop token %d is outside the vocabulary of %d", g->p.stop_ids[i],
                                 n_vocab);
-    return 0;
+    return rc;
 }
 
 int tern_gen_open(struct tern_gen *g, const tern_model *m, const struct tern_gen_params *p, const int32_t *prompt,

@@ -189,7 +189,14 @@ static int check_params(const tern_engine *e, const tern_loop_params *p, tern_er
         return tern_err_set(err, TERN_EINVAL, "gap = %g is outside 1..1000", p->gap);
     if (e->n_caches > e->n_plans)
         return tern_err_set(err, TERN_EUNSUPPORTED, "a loop codes prompts as they come, and the engine at their end");
-    if (e->looped)
+    return 0;
+}
+
+/* The engine is this loop's until `looped` is false again. */
+static int claim(tern_engine *e, bool *claimed, tern_error *err)
+{
+    *claimed = !atomic_exchange(&e->looped, true);
+    if (!*claimed)
         return tern_err_set(err, TERN_EINVAL, "the engine runs another loop");
     for (int i = 0; i < e->max_seqs; i++)
         if (e->seqs[i].kv)
@@ -281,12 +288,14 @@ static int start_thread(tern_loop *l, tern_error *err)
 int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, tern_error *err)
 {
     int rc = 0;
+    bool claimed = false;
     tern_loop *l = NULL;
     static const tern_loop_params none;
     size_t seqs = (size_t)e->max_seqs;
     *out = NULL;
     p = p ? p : &none;
     TERN_TRY(check_params(e, p, err));
+    TERN_TRY(claim(e, &claimed, err));
     TERN_TRY(tern_alloc(&l, 1, sizeof *l, err));
     init_lock(l);
     l->e = e;
@@ -315,11 +324,12 @@ int tern_loop_open(tern_loop **out, tern_engine *e, const tern_loop_params *p, t
     tern_engine_memory(e, &l->memory);
     l->stats.memory = l->memory;
     TERN_TRY(start_thread(l, err));
-    e->looped = true;
     *out = l;
     l = NULL;
 out:
     free_loop(l);
+    if (rc < 0 && claimed)
+        atomic_store(&e->looped, false);
     return rc;
 }
 
@@ -328,13 +338,14 @@ void tern_loop_close(tern_loop **pl)
     if (!pl || !*pl)
         return;
     tern_loop *l = *pl;
+    tern_engine *e = l->e;
     (void)pthread_mutex_lock(&l->lock);
     l->closing = true;
     (void)pthread_cond_signal(&l->wake);
     (void)pthread_mutex_unlock(&l->lock);
     (void)pthread_join(l->thread, NULL);
-    l->e->looped = false;
     free_loop(l);
+    atomic_store(&e->looped, false);
     *pl = NULL;
 }
 

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "run/loop.h"
+#include "run/sampler.h"
 
 #define MAX_STOP     64
 #define MAX_STOP_IDS 1000
@@ -25,19 +26,13 @@ static int check_count(const char *name, int v, int lo, int hi, tern_error *err)
     return tern_err_set(err, TERN_EINVAL, "%s = %d is outside %d..%d", name, v, lo, hi);
 }
 
-/* A list that says how long it is, and is not there. */
-static int check_list(const char *name, const void *list, int n, tern_error *err)
-{
-    return list || n <= 0 ? 0 : tern_err_set(err, TERN_EINVAL, "%s: there are %d, and no list of them", name, n);
-}
-
 static int check_stop(const tern_request *r, tern_error *err)
 {
     int rc = 0;
     TERN_TRY(check_count("number of stop strings", r->n_stop, 0, MAX_STOP, err));
     TERN_TRY(check_count("number of stop tokens", r->n_stop_ids, 0, MAX_STOP_IDS, err));
-    TERN_TRY(check_list("stop strings", r->stop, r->n_stop, err));
-    TERN_TRY(check_list("stop tokens", r->stop_ids, r->n_stop_ids, err));
+    TERN_TRY(tern_list_check("stop strings", r->stop, r->n_stop, err));
+    TERN_TRY(tern_list_check("stop tokens", r->stop_ids, r->n_stop_ids, err));
     for (int i = 0; i < r->n_stop; i++)
         if (!r->stop[i] || !*r->stop[i])
             TERN_FAIL(err, TERN_EINVAL, "stop string %d is empty", i);
@@ -64,8 +59,6 @@ static int check(const tern_loop *l, const tern_request *r, tern_error *err)
     TERN_TRY(check_count("logprobs", r->logprobs, -1, l->p.max_logprobs, err));
     TERN_TRY(check_count("prompt logprobs", r->prompt_logprobs, -1, l->p.max_logprobs, err));
     TERN_TRY(check_count("n_bias", r->sampler.n_bias, 0, n_vocab, err));
-    TERN_TRY(check_list("logit bias", r->sampler.bias_ids, r->sampler.n_bias, err));
-    TERN_TRY(check_list("logit bias", r->sampler.bias_values, r->sampler.n_bias, err));
     TERN_TRY(check_stop(r, err));
     TERN_TRY(check_embed(r, err));
     if (!(r->timeout_s >= 0))
@@ -79,7 +72,7 @@ static int check(const tern_loop *l, const tern_request *r, tern_error *err)
             TERN_FAIL(err, TERN_EINVAL, "token %d of the prompt is %d, outside the vocabulary of %d", i, r->prompt[i],
                       n_vocab);
     TERN_TRY(check_count("number of borders", r->n_borders, 0, r->n_prompt, err));
-    TERN_TRY(check_list("borders", r->borders, r->n_borders, err));
+    TERN_TRY(tern_list_check("borders", r->borders, r->n_borders, err));
     for (int i = 0; i < r->n_borders; i++)
         if (r->borders[i] <= (i ? r->borders[i - 1] : 0) || r->borders[i] > r->n_prompt)
             TERN_FAIL(err, TERN_EINVAL,
@@ -87,6 +80,8 @@ static int check(const tern_loop *l, const tern_request *r, tern_error *err)
                       r->borders[i], r->n_prompt);
     if (r->reply && r->reply->on_event)
         TERN_FAIL(err, TERN_EINVAL, "reply: on_event is the loop's");
+    if (r->one_call && !r->reply)
+        TERN_FAIL(err, TERN_EINVAL, "one_call: without reply there are no calls");
     if (r->reply && !l->e->model->tok)
         TERN_FAIL(err, TERN_EUNSUPPORTED, "reply: the model has no tokenizer");
     if ((r->n_stop || r->constraint.allow) && !l->e->model->tok && r->n_stop)

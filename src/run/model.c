@@ -620,6 +620,8 @@ static int check_turns(const tern_chat_turn *turns, size_t n, size_t first, tern
 {
     if (first > n)
         return tern_err_set(err, TERN_EINVAL, "what follows turn %zu is asked for, and there are %zu", first, n);
+    if (n > 0 && !turns)
+        return tern_err_set(err, TERN_EINVAL, "there are %zu turns, and no list of them", n);
     for (size_t i = 0; i < n; i++)
         if (!turns[i].role || !turns[i].content)
             return tern_err_set(err, TERN_EINVAL, "turn %zu has no %s", i, turns[i].role ? "content" : "role");

@@ -98,6 +98,15 @@ int tern_kv_check(const char *spec, tern_error *err)
     return tern_kv_spec_parse(&s, spec, err);
 }
 
+int tern_kv_check_max(const char *spec, int *max, int *first, tern_error *err)
+{
+    struct tern_kv_spec s;
+    int rc = tern_kv_spec_parse(&s, spec, err);
+    *max = rc == 0 ? s.max : 0;
+    *first = rc == 0 && s.has_first ? s.first : -1;
+    return rc;
+}
+
 int tern_kv_plan_new(tern_kv_plan **out, const tern_model *m, const char *spec, bool strict, tern_error *err)
 {
     return tern_plan_of_ctx(out, m, m->net->desc.ctx, spec, strict, false, err);

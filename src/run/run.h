@@ -91,7 +91,7 @@ struct tern_engine {
     atomic_int cancel;
     struct tern_drafter *drafter; /* NULL: replies are generated token by token */
     uint64_t n_steps;             /* asked for so far */
-    bool looped;                  /* a loop's, until that is closed */
+    atomic_bool looped;           /* a loop's, until that is closed */
     /* The batch being built. */
     struct tern_row *rows;         /* [chunk] */
     struct tern_forward_job *jobs; /* [max_seqs] */

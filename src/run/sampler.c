@@ -54,6 +54,11 @@ void tern_sampler_defaults(tern_sampler_params *p)
     *p = (tern_sampler_params){.top_p = 1, .xtc_threshold = XTC_THRESHOLD, .repetition_penalty = 1};
 }
 
+int tern_list_check(const char *name, const void *list, int n, tern_error *err)
+{
+    return list || n <= 0 ? 0 : tern_err_set(err, TERN_EINVAL, "%s: there are %d, and no list of them", name, n);
+}
+
 static int check_range(const char *name, double v, double lo, double hi, tern_error *err)
 {
     if (v >= lo && v <= hi)
@@ -74,8 +79,8 @@ static int check_params(const tern_sampler_params *p, int n_vocab, tern_error *e
     TERN_TRY(check_range("presence penalty", p->presence_penalty, -100, 100, err));
     TERN_TRY(check_range("frequency penalty", p->frequency_penalty, -100, 100, err));
     TERN_TRY(check_range("penalty window", p->penalty_last, -1, INT32_MAX, err));
-    if (p->n_bias > 0 && (!p->bias_ids || !p->bias_values))
-        TERN_FAIL(err, TERN_EINVAL, "logit bias: there are %d, and no list of them", p->n_bias);
+    TERN_TRY(tern_list_check("logit bias", p->bias_ids, p->n_bias, err));
+    TERN_TRY(tern_list_check("logit bias", p->bias_values, p->n_bias, err));
     for (int i = 0; i < p->n_bias; i++) {
         if (p->bias_ids[i] < 0 || p->bias_ids[i] >= n_vocab)
             TERN_FAIL(err, TERN_EINVAL, "logit bias: token %d is outside the vocabulary of %d", p->bias_ids[i],

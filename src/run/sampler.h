@@ -19,4 +19,7 @@ int tern_sampler_enough(const tern_sampler *s);
 /* tern_sampler_pick, the same token and the same draws, out of those that struct tern_best finds, as many or more. */
 int32_t tern_sampler_pick_best(tern_sampler *s, const float *best, const int32_t *ids, int n);
 
+/* A list of a request that says how long it is and is not there: TERN_EINVAL. */
+int tern_list_check(const char *name, const void *list, int n, tern_error *err);
+
 #endif

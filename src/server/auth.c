@@ -12,7 +12,7 @@
 
 #include "server/server_impl.h"
 
-/* Without blanks around it, which no header can have. */
+/* Blanks around a key do not count: a header's value has none. */
 static bool digest(const char *key, unsigned char out[32])
 {
     static const char blanks[] = " \t\r\n";

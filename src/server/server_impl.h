@@ -85,8 +85,8 @@ struct tern_choice {
     json_t *scores; /* [{"id", "logprob", "top": [[id, logprob] ..]} ..] of tokens that were not yet told */
     bool begun, done;
     tern_stream *spelled; /* of APIs that tell where in the text tokens lie: what those so far come to */
-    int part, n_parts; /* for APIs whose answers have numbered parts: the kind of the open one, how many there were */
-    tern_event end;    /* of TERN_EVENT_CHOICE; its pointers are not valid */
+    int part, n_parts;    /* kind of the open part; how many are closed, or, in chat and completions, tokens so far */
+    tern_event end;       /* of TERN_EVENT_CHOICE; its pointers are not valid */
 };
 
 /* An API that generates.  Streams are told piece by piece; else all is kept in the choices until `end`. */

@@ -356,7 +356,7 @@ def test_scoring(s):
 
 
 def test_texts(s):
-    j = s.post("/tokenize", {"content": "hello", "with_pieces": True}).json
+    j = s.post("/tokenize", {"content": "hello", "with_pieces": True, "return_token_strs": False}).json
     same([t["piece"] for t in j["tokens"]], ["he", "l", "l", "o"], "pieces")
     same(j["count"], 4, "their number")
     same(s.post("/detokenize", {"tokens": [t["id"] for t in j["tokens"]]}).json["content"], "hello", "and back")
@@ -406,6 +406,11 @@ def test_connection(s):
     old.close()
 
 
+def no_start(*options, env={}):
+    return subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0", *options], env={**os.environ, **env}, capture_output=True,
+                          text=True, timeout=60)
+
+
 def test_guards():
     with Server("--api-key", "one", "--api-key", "two") as s:
         same(s.get("/health").status, 200, "health needs no key")
@@ -416,19 +421,22 @@ def test_guards():
             same(s.ask("GET", "/v1/models", headers=headers).status, 200, headers)
         same(s.ask("GET", "/v1/models", headers={"x-api-key": "one", "Host": "example.org"}).status, 200, "any host")
     with tempfile.NamedTemporaryFile("w") as keys: # blanks around keys, which no header can have, are none of theirs
-        keys.write("one  \n   \n\ttwo\r\n# three\n")
+        keys.write("one  \n   \n\ttwo\r\n# three\n  # old key of Bob\n")
         keys.flush()
-        os.environ["TERN_API_KEY"] = "four\n"
-        with Server("--api-key-file", keys.name, "--api-key", " five") as s:
+        with Server("--api-key-file", keys.name, "--api-key", " five", env={"TERN_API_KEY": "four\n"}) as s:
             for key in ("one", "two", "four", "five"):
                 same(s.ask("GET", "/v1/models", headers={"x-api-key": key}).status, 200, key)
-            for key in ("", " ", "# three", "three"):
+            for key in ("", " ", "# three", "three", "# old key of Bob", "  # old key of Bob"):
                 same(s.ask("GET", "/v1/models", headers={"x-api-key": key}).status, 401, key)
-        os.environ["TERN_API_KEY"] = " \n"
-        refused = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0"], capture_output=True, text=True, timeout=60)
+        keys.truncate(0)
+        keys.seek(0)
+        keys.write("  # old key of Bob\n")
+        keys.flush()
+        refused = no_start(env={"TERN_API_KEY": " \n"})
         same((refused.returncode, refused.stderr), (1, "tern: TERN_API_KEY has nothing but blanks\n"), "no key")
-        del os.environ["TERN_API_KEY"]
-        refused = subprocess.run([TERN, "serve", "-m", MODEL, "--port", "0", "--api-key", " "], capture_output=True, text=True, timeout=60)
+        refused = no_start("--api-key-file", keys.name)
+        same((refused.returncode, refused.stderr), (1, f"tern: {keys.name} holds no API key\n"), "a comment alone")
+        refused = no_start("--api-key", " ")
         check(refused.returncode == 2 and "--api-key must not be empty" in refused.stderr, "nor that", refused.stderr)
     with Server() as s:
         same(s.ask("GET", "/health", headers={"Host": "evil.example"}).status, 403, "another host's name")

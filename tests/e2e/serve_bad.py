@@ -353,6 +353,10 @@ def test_texts(s):
                               ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
                               ("/tokenize", {"messages": [1]}, "messages[0]"), ("/tokenize", {"messages": USER, "content": "a"}, "messages"),
                               ("/tokenize", {"messages": USER, "add_special_tokens": True}, "messages"),
+                              ("/tokenize", {"messages": USER, "chat_template": "x"}, "chat_template"),
+                              ("/apply-template", {"messages": USER, "chat_template": "x"}, "chat_template"),
+                              ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs"),
+                              ("/tokenize", {"messages": USER, "return_token_strs": True}, "return_token_strs"),
                               ("/tokenize", {"content": "a", "prompt": "a"}, "prompt"), ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": "a"}, "tokens"),
                               ("/detokenize", {"tokens": [-1]}, "tokens"), ("/detokenize", {"tokens": [1, None]}, "tokens"),
                               ("/apply-template", {}, "messages"), ("/apply-template", {"messages": [1]}, "messages[0]")):

@@ -56,10 +56,11 @@ class Answer:
 class Server:
     """`with Server("--option", ...) as s:`"""
 
-    def __init__(self, *options, model=MODEL, port=True):
+    def __init__(self, *options, model=MODEL, port=True, env={}):
         self.errors = tempfile.TemporaryFile("w+")
         command = [TERN, "serve", "-m", model, "-t", "2", "--ping", "0.2"] + (["--port", "0"] if port else [])
-        self.process = subprocess.Popen(command + list(options), stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        self.process = subprocess.Popen(command + list(options), env={**os.environ, **env}, stdout=subprocess.PIPE,
+                                        stderr=self.errors, text=True)
         line = self.process.stdout.readline()
         match = re.match(r"listening on (https?|unix):(?://127\.0\.0\.1:)?(\S+)$", line.strip())
         check(match, "the server says where it listens:", line, self.said() if not match else "")

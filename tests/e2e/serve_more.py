@@ -206,6 +206,10 @@ def test_ollama(s):
     same(lines(s, "/api/generate", {"model": "tools"})[0]["done_reason"], "load", "no prompt")
     a = s.post("/api/generate", {"prompt": "hello", "raw": True, "system": "Be."})
     same((a.status, a.json["error"]), (400, "system: a raw prompt has no place for it"), "a raw prompt and a system's text")
+    with Server(model=os.environ["BASE_MODEL"]) as base:
+        a = base.post("/api/generate", {"prompt": "hello", "system": "Be."})
+        same((a.status, a.json["error"]), (400, "system: the model has no chat template to put it into"), "no template")
+        same(lines(base, "/api/generate", {"prompt": "hello", "system": "", "options": options})[-1]["done"], True, "nor a text for it")
     plain = s.chat(logprobs=True, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
     asked = {"model": "tools", "messages": USER, "options": options, "logprobs": True, "top_logprobs": 2}
     same(lines(s, "/api/chat", {**asked, "stream": False})[0]["logprobs"], plain, "logprobs")
@@ -275,7 +279,8 @@ def test_responses(s):
                           ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
                           ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"max_output_tokens": 0}, "max_output_tokens"),
                           ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"), ({"top_logprobs": 1}, "top_logprobs"),
-                          ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include")):
+                          ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
+                          ({"include": [1]}, "include"), ({"include": ["file_search_call.results", None]}, "include")):
         a = respond(s, **change)
         same((a.status, a.json["error"]["param"]), (400, param), change, a.body)
 

@@ -111,12 +111,15 @@ if [ -e /proc/self/fd ]; then
 fi
 
 # ---- what a program wrote is a file: a pipe of that name is not waited for ----
-run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv "t4,cond=$work/lines"
-one_line "lines: is not a regular file"
-echo x | run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,cond=-
+mkfifo "$work/pipe"
+run 1 timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv "t4,cond=$work/pipe"
+one_line "pipe: is not a regular file"
+run_with_input 1 x timeout 20 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,cond=-
 one_line "-: No such file"
-run 1 timeout 20 "$TERN" inspect "$MODEL" --kv "plan=$work/lines"
-one_line "lines: is not a regular file"
+run 1 timeout 20 "$TERN" inspect "$MODEL" --kv "plan=$work/pipe"
+one_line "pipe: is not a regular file"
+run 1 "$TERN" run -m "$MODEL" -p x -n 1 --kv t4,plan=
+one_line "plan= wants the name of a file"
 cp "$MODEL" "$work/piped.gguf"
 mkfifo "$work/piped.gguf.ternkv"
 run 0 timeout 20 "$TERN" run -m "$work/piped.gguf" -p x -n 1 --calibration off
@@ -127,6 +130,9 @@ cp -r "$TEST_DATA/hf/qwen2" "$hf"
 mkfifo "$hf/tokenizer_config.json"
 run 1 timeout 20 "$TERN" inspect "$hf"
 one_line "tokenizer_config.json: is not a regular file"
+rm "$hf/tokenizer_config.json"
+ln -s /dev/null "$hf/tokenizer_config.json"
+run 0 "$TERN" inspect "$hf"
 
 # ---- the RoPE base ----
 wrong "RoPE base 1 must be above 1" run -m "$MODEL" -p x --rope-base 1

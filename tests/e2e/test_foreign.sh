@@ -118,6 +118,14 @@ refused "no room" --max-kv-size 64 --keep 64
 refused "from 0 to 64" --keep 65 --max-kv-size 200
 refused "one of them" --max-kv-size 200 --kv t4,max=100
 refused "one of them" --keep 3 --max-kv-size 200 --kv t4,first=5
+refused "one of them" --max-kv-size 200 --kv "plan=$work/size.plan"
+printf 't4\nfirst=5\n' >"$work/first.plan"
+refused "one of them" --keep 3 --max-kv-size 200 --kv "plan=$work/first.plan"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 2 --max-kv-size 200 --kv "plan=$work/first.plan" --json
+same "$(json kv.spec)" "plan=$work/first.plan,max=200" "a size beside a plan file without one"
+printf 't4 # a plan\r\n\r\nmax=100 \r\n' >"$work/other.plan"
+run 0 "$TERN" run -m "$MODEL" -p "$long" -n 2 --kv "plan=$work/other.plan" --quantized-kv-start 200 --json
+same "$(json kv.start)" 200 "a size from a plan file of Windows"
 refused "q8_0" -ctk q5_1
 refused "processor" -ngl 99
 refused "fetch-model" -hf somebody/something

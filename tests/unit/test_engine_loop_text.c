@@ -232,6 +232,16 @@ static void test_calls_and_reasoning(void **state)
     for (int k = 0; k < 2; k++)
         assert_string_equal(rec->c[k].calls, "add{\"a\": 1, \"b\": [2]};");
     free(rec);
+    r.n_choices = 1;
+    r.max_tokens = 6;
+    r.one_call = true;
+    for (int least = 0; least < 4; least += 3) { /* ends behind the first call that is complete with so many tokens */
+        r.min_tokens = least;
+        rec = run(&r);
+        assert_int_equal(rec->c[0].end.finish, TERN_FINISH_CALLBACK);
+        assert_int_equal(rec->c[0].end.n_generated, least ? least : 1);
+        free(rec);
+    }
     tern_error err = {0};
     uint64_t n;
     reply.calls = "smoke";
@@ -255,6 +265,27 @@ static void test_token_bytes(void **state)
     assert_int_equal(tern_model_token_bytes(model, 100000, buf, sizeof buf, &n, &err), TERN_EINVAL);
 }
 
+/* What looks at the end of the prompt looks at none. */
+static void test_no_prompt(void **state)
+{
+    (void)state;
+    tern_error err = {0};
+    tern_seq *s = NULL;
+    tern_reply *reply = NULL;
+    tern_generate_params p = {.max_tokens = 1, .continues = true};
+    tern_sampler_defaults(&p.sampler);
+    tiny_ok(tern_seq_new(&s, alone, &err), &err);
+    assert_int_equal(tern_generate(alone, s, NULL, 3, &p, NULL, &err), TERN_EINVAL);
+    assert_string_equal(err.msg, "the prompt is empty");
+    tiny_ok(tern_reply_new(&reply, model, &(tern_reply_params){.calls = "off"}, &err), &err);
+    p.continues = false;
+    p.reply = reply;
+    assert_int_equal(tern_generate(alone, s, NULL, 3, &p, NULL, &err), TERN_EINVAL);
+    assert_string_equal(err.msg, "the prompt is empty");
+    tern_reply_free(reply);
+    tern_seq_free(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -263,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_end_tokens),
         cmocka_unit_test(test_calls_and_reasoning),
         cmocka_unit_test(test_token_bytes),
+        cmocka_unit_test(test_no_prompt),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

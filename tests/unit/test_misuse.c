@@ -1,10 +1,10 @@
 /* The public header used wrongly: a status and a sentence, where a crash or a silent guess would be easy. */
+#include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <cmocka.h>
 #include "tern/convert.h"
 #include "tern/loop.h"
@@ -60,6 +60,8 @@ static void test_steps(void **state)
     assert_int_equal(tern_seq_length(s), 0);
     tiny_ok(tern_prefill(e, s, t.ids, 3, &logits, NULL, NULL, &err), &err);
     REFUSED("is empty", tern_seq_save(s, "", &err));
+    REFUSED("is empty", tern_seq_save(s, NULL, &err));
+    REFUSED("is empty", tern_seq_save_check(NULL, &err));
     tern_engine_close(&e);
     tiny_close(&t);
 }
@@ -75,6 +77,8 @@ static void test_turns(void **state)
     tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
     REFUSED("turn 0 has no role", tern_model_chat_tokens(t.model, &no_role, 1, 0, true, &ids, &err));
     REFUSED("turn 1 has no content", tern_model_chat_text(t.model, turns, 2, true, &text, &err));
+    REFUSED("there are 2 turns, and no list", tern_model_chat_tokens(t.model, NULL, 2, 0, true, &ids, &err));
+    REFUSED("there are 2 turns, and no list", tern_model_chat_text(t.model, NULL, 2, true, &text, &err));
     REFUSED("follows turn 2", tern_model_chat_tokens(t.model, turns, 1, 2, true, &ids, &err));
     tiny_close(&t);
 }
@@ -104,6 +108,7 @@ static void test_generation(void **state)
     tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
     tern_engine *e = tiny_engine(&t, "t4", false, 1, 1, 64);
     tiny_ok(tern_seq_new(&s, e, &err), &err);
+    REFUSED("the prompt is empty", tern_generate(e, s, NULL, 3, &p, NULL, &err));
     p.n_stop = 1;
     REFUSED("stop string 0 is missing", tern_generate(e, s, t.ids, 3, &p, NULL, &err));
     p.stop = none;
@@ -141,18 +146,60 @@ static void test_loops(void **state)
     tern_engine *e = tiny_engine(&t, "t4", false, 1, 2, 64);
     tiny_ok(tern_events_new(&events, &err), &err);
     tiny_ok(tern_loop_open(&loop, e, NULL, &err), &err);
-    REFUSED("runs another loop", tern_loop_open(&second, e, NULL, &err));
+    for (int i = 0; i < 2; i++) { /* a refusal leaves the engine to the loop that has it */
+        REFUSED("runs another loop", tern_loop_open(&second, e, NULL, &err));
+        REFUSED("runs another loop", tern_loop_open(&second, e, &(tern_loop_params){.cache_dir = "/none"}, &err));
+    }
     assert_null(second);
     SUBMIT("the prompt is empty", r.prompt = NULL);
+    SUBMIT("one_call: without reply", r.one_call = true);
     SUBMIT("borders: there are 1", r.n_borders = 1);
     SUBMIT("stop strings: there are 1", r.n_stop = 1);
     SUBMIT("stop tokens: there are 2", r.n_stop_ids = 2);
     SUBMIT("logit bias: there are 1", r.sampler.n_bias = 1);
     SUBMIT("logit bias: there are 1", (r.sampler.n_bias = 1, r.sampler.bias_ids = t.ids));
     tern_loop_close(&loop);
+    REFUSED("needs one in memory", tern_loop_open(&loop, e, &(tern_loop_params){.cache_dir = "/none"}, &err));
     tiny_ok(tern_loop_open(&loop, e, NULL, &err), &err); /* it is the caller's again */
     tern_loop_close(&loop);
     tern_events_free(events);
+    tern_engine_close(&e);
+    tiny_close(&t);
+}
+
+struct opener {
+    pthread_barrier_t *start;
+    tern_engine *engine;
+    tern_loop *loop;
+    int rc;
+};
+
+static void *open_loop(void *arg)
+{
+    struct opener *o = arg;
+    (void)pthread_barrier_wait(o->start);
+    o->rc = tern_loop_open(&o->loop, o->engine, NULL, NULL);
+    return NULL;
+}
+
+static void test_two_at_once(void **state)
+{
+    (void)state;
+    struct tiny t;
+    pthread_barrier_t start;
+    tiny_open(&t, "llama-tied", "llama-tied", "llama-tied");
+    tern_engine *e = tiny_engine(&t, "t4", false, 1, 2, 64);
+    assert_int_equal(pthread_barrier_init(&start, NULL, 2), 0);
+    for (int i = 0; i < 20; i++) {
+        struct opener a = {&start, e, NULL, 0}, b = a;
+        pthread_t other;
+        assert_int_equal(pthread_create(&other, NULL, open_loop, &a), 0);
+        (void)open_loop(&b);
+        (void)pthread_join(other, NULL);
+        assert_int_equal(a.rc + b.rc, TERN_EINVAL);
+        tern_loop_close(a.loop ? &a.loop : &b.loop);
+    }
+    (void)pthread_barrier_destroy(&start);
     tern_engine_close(&e);
     tiny_close(&t);
 }
@@ -168,9 +215,9 @@ static void test_converting(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_opening),    cmocka_unit_test(test_steps),      cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_samplers),   cmocka_unit_test(test_generation), cmocka_unit_test(test_loops),
-        cmocka_unit_test(test_converting),
+        cmocka_unit_test(test_opening),     cmocka_unit_test(test_steps),      cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_samplers),    cmocka_unit_test(test_generation), cmocka_unit_test(test_loops),
+        cmocka_unit_test(test_two_at_once), cmocka_unit_test(test_converting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -245,11 +245,12 @@ int tern_file_beside(const struct tern_file *f, const char *name, size_t max, st
 {
     int rc = 0;
     char *path = NULL;
+    struct stat st;
     *found = false;
     if (!f->dir)
         return 0;
     TERN_TRY(join(&path, f, name, err));
-    if (access(path, F_OK) < 0)
+    if (stat(path, &st) < 0 || S_ISCHR(st.st_mode))
         goto out;
     TERN_TRY(tern_buf_read_regular(out, path, max, err));
     *found = true;

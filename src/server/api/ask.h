@@ -38,10 +38,10 @@ struct tern_ask {
     json_t *prompt, *messages, *tools, *tool_choice, *template_vars;
     json_t *format, *guided_json, *guided_choice, *structured, *json_schema; /* format: as response_format */
     const char *guided_regex, *guided_grammar, *grammar;
-    json_t *system, *input, *thinking, *keep_alive; /* of single APIs */
-    const char *user, *effort, *system_text, *text; /* text: of single APIs */
-    bool effort_alone;                              /* effort does not say whether to think */
-    bool flag;                                      /* likewise */
+    json_t *system, *input, *thinking, *keep_alive, *include; /* of single APIs */
+    const char *user, *effort, *system_text, *text;           /* text: of single APIs */
+    bool effort_alone;                                        /* effort does not say whether to think */
+    bool flag;                                                /* likewise */
     bool continues;      /* the reply goes on from the last message, which is the assistant's */
     json_t *opens_reply; /* add_generation_prompt: the opposite of continues, where it is given */
 

@@ -24,7 +24,7 @@ static const struct tern_field fields[] = {
     {"reasoning", TERN_FIELD_OBJ, AT(thinking), 0, 0, NULL},
     {"text", TERN_FIELD_OBJ, AT(prompt), 0, 0, NULL},
     {"metadata", TERN_FIELD_OBJ, TERN_FIELD_CHECKED, 0, 0, NULL},
-    {"include", TERN_FIELD_ARR, AT(stop), 0, 0, NULL},
+    {"include", TERN_FIELD_ARR, AT(include), 0, 0, NULL},
     {"store", TERN_FIELD_BOOL, TERN_FIELD_CHECKED, 0, 0, NULL},
     {"truncation", TERN_FIELD_STR, AT(text), 0, 0, NULL},
     {"user", TERN_FIELD_STR, AT(user), 0, 0, NULL},
@@ -155,13 +155,14 @@ static int read_rest(struct tern_ask *g, struct tern_fault *f)
         return bad(f, "truncation", "must be \"disabled\": a conversation that is too long is refused");
     size_t i;
     const json_t *more;
-    json_array_foreach(g->stop, i, more)
+    json_array_foreach(g->include, i, more)
     {
         const char *name = json_string_value(more);
-        if (name && strcmp(name, "message.output_text.logprobs") == 0)
+        if (!name)
+            return bad(f, "include", "must be a list of strings");
+        if (strcmp(name, "message.output_text.logprobs") == 0)
             return tern_fault_set(f, 400, "unsupported_value", "include", "include: %s: %s", name, no_logprobs);
     }
-    g->stop = NULL; /* this API has no stop strings */
     json_t *effort = json_object_get(g->thinking, "effort");
     if (effort && !json_is_null(effort) && !json_is_string(effort))
         return bad(f, "reasoning.effort", "must be a string");

@@ -39,6 +39,7 @@ static int conversation_ids(struct tern_job *j, tern_tokens *ids, struct tern_fa
         {"reasoning_effort", TERN_FIELD_STR, TERN_ASK_AT(effort), 0, 0, NULL},
         {"chat_template_kwargs", TERN_FIELD_OBJ, TERN_ASK_AT(template_vars), 0, 0, NULL},
         TERN_ASK_CONTINUES,
+        {"chat_template", TERN_FIELD_REFUSED, TERN_FIELD_CHECKED, 0, 0, "templates come from the model alone"},
         {0},
     };
     return tern_ask_read(j, table, f) < 0 ? -1 : tern_messages_tokens(j, ids, NULL, f);
@@ -74,6 +75,7 @@ static int tokenize(struct tern_job *j, struct tern_fault *f)
         {"add_special_tokens", TERN_FIELD_BOOL, AT(add_special), 0, 0, NULL},
         {"parse_special", TERN_FIELD_BOOL, AT(parse_special), 0, 0, NULL},
         {"with_pieces", TERN_FIELD_BOOL, AT(with_pieces), 0, 0, NULL},
+        {"return_token_strs", TERN_FIELD_OFF, TERN_FIELD_CHECKED, 0, 0, "ask with_pieces for what each token is"},
         {0},
     };
     /* llama-server's "content" adds nothing by itself, vLLM's "prompt" does. */
