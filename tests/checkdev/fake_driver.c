@@ -55,7 +55,7 @@ static bool apart(void)
 
 static size_t room(void)
 {
-    return (is("small") ? (size_t)64 : is("nine") && !apart() ? (size_t)512 : (size_t)4096) << 20;
+    return (is("small") ? (size_t)64 : is("nine") && !apart() ? (size_t)640 : (size_t)4096) << 20;
 }
 
 static tern_cu_result now(void)
