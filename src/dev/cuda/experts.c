@@ -1,5 +1,5 @@
-/* Mixture of experts.  Decode rows: every pair of a row and an expert by itself, the expert's number read on the card; or
- * in tiles of an expert, where pairs meet.  Prompt rows: pairs in order of experts, so that an expert's weights are
+/* Mixture of experts.  Decode rows: every pair of a row and an expert by itself, the expert's number read on the card;
+ * or in tiles of an expert, where pairs meet.  Prompt rows: pairs in order of experts, so that an expert's weights are
  * written out and read once. */
 #include "dev/cuda/experts.h"
 #include <math.h>
