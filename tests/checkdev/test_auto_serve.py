@@ -58,7 +58,7 @@ def main():
         check(held is None or held <= 40 << 20, "more than the budget", held)
     # Each by itself, when it is loaded: who comes first has the card, and it is free again when that is unloaded.
     os.environ["FAKE_CUDA"] = "nine"
-    with Server(*OPTIONS, "--kv-memory", "250M", "-m", f"b={MODEL}", model=f"a={TEXT}") as s:
+    with Server(*OPTIONS, "--kv-memory", "320M", "-m", f"b={MODEL}", model=f"a={TEXT}") as s:
         same(look(s, "a"), ("cuda", None), "the first", s.said())
         for first, second in ("ab", "ba", "ab"):
             ask(s, first)
