@@ -159,7 +159,8 @@ static bool integer(const struct tern_dev_weight *w)
     return tern_codes_integer(w->form->m.codes);
 }
 
-/* The product of all pairs with their experts' matrices; and with those of `up`, NULL: none, into its place. */
+/* The product of all pairs with their experts' matrices; and with those of `up`, NULL: none, into its place.  In tiles
+ * it is that of what quantize_tiles left. */
 static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
                    const struct tern_dev_weight *up, tern_cu_address x, size_t x_stride, int per_row)
 {
@@ -175,7 +176,16 @@ static void narrow(const struct work *w, const struct tern_dev_weight *m, tern_c
     a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m, 0), .y = y, .y_stride = y_stride};
     if (up)
         a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(up, 0), .y = w->p.up, .y_stride = w->p.s_ff};
-    tern_cuda_narrow(w->d, &a, 1);
+    if (!w->tiles) {
+        tern_cuda_narrow(w->d, &a, 1);
+        return;
+    }
+    const double pairs = w->n_pairs, stack = m->stack;
+    a.tiles = w->p.tiles;
+    a.pairs = w->p.row_of;
+    /* Of experts chosen by chance so many have a pair, and half a tile besides full ones. */
+    tern_cuda_tiles(w->d, &a, most_tiles(w->n_pairs, m->stack),
+                    1 + (int)(stack * (1 - exp(-pairs / stack)) + pairs / (2 * TERN_CUDA_TILE)));
 }
 
 /* Decode rows whose pairs meet: then an expert's weights are read once for several of them. */
@@ -203,26 +213,6 @@ static void quantize_tiles(const struct work *w, tern_cu_address x, size_t strid
                      &a, sizeof a);
 }
 
-/* As `narrow` does, what quantize_tiles left. */
-static void multiply_tiles(const struct work *w, const struct tern_dev_weight *m, tern_cu_address y, size_t y_stride,
-                           const struct tern_dev_weight *up)
-{
-    const double pairs = w->n_pairs, stack = m->stack;
-    struct tern_cuda_narrow a = {.q8 = w->d->q8,
-                                 .row_bytes = tern_cuda_q8_bytes(m->k),
-                                 .n_m = up ? 2 : 1,
-                                 .n_rows = w->n_pairs,
-                                 .matrix_bytes = tern_weight_bytes(&m->form->m),
-                                 .tiles = w->p.tiles,
-                                 .pairs = w->p.row_of};
-    a.m[0] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(m, 0), .y = y, .y_stride = y_stride};
-    if (up)
-        a.m[1] = (struct tern_cuda_product){.w = tern_cuda_matrix_of(up, 0), .y = w->p.up, .y_stride = w->p.s_ff};
-    /* Of experts chosen by chance so many have a pair, and half a tile besides full ones. */
-    tern_cuda_tiles(w->d, &a, most_tiles(w->n_pairs, m->stack),
-                    1 + (int)(stack * (1 - exp(-pairs / stack)) + pairs / (2 * TERN_CUDA_TILE)));
-}
-
 /* q8: where int8 of what comes between goes; 0: nowhere. */
 static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes)
 {
@@ -239,17 +229,11 @@ static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes
         per_row = 1;
         n_in = w->n_pairs;
     }
-    const bool together = e->gate->n == e->up->n && tern_cuda_alike(&e->gate->form->m, &e->up->form->m);
-    if (w->tiles) {
+    if (w->tiles)
         quantize_tiles(w, x, stride, k, per_row);
-        multiply_tiles(w, e->gate, w->between, w->b_stride, together ? e->up : NULL);
-        if (!together)
-            multiply_tiles(w, e->up, p->up, p->s_ff, NULL);
-        activate(w, 0, 0);
-        return;
-    }
-    if (integer(e->gate) || integer(e->up))
+    else if (integer(e->gate) || integer(e->up))
         tern_cuda_quantize_rows(w->d, w->d->q8, tern_cuda_q8_bytes(k), x, stride, n_in, k, 1, 0, 1);
+    const bool together = e->gate->n == e->up->n && tern_cuda_alike(&e->gate->form->m, &e->up->form->m);
     narrow(w, e->gate, w->between, w->b_stride, together ? e->up : NULL, x, stride, per_row);
     if (!together)
         narrow(w, e->up, p->up, p->s_ff, NULL, x, stride, per_row);
@@ -259,12 +243,9 @@ static void decode_up(const struct work *w, tern_cu_address q8, size_t row_bytes
 /* The scratch for int8 holds what came between, where it is wanted. */
 static void decode_down(const struct work *w)
 {
-    if (w->tiles) {
+    if (w->tiles)
         quantize_tiles(w, w->between, w->b_stride, w->e->down->k, 1);
-        multiply_tiles(w, w->e->down, w->p.x, w->p.s_embd, NULL);
-    } else {
-        narrow(w, w->e->down, w->p.x, w->p.s_embd, NULL, w->between, w->b_stride, 1);
-    }
+    narrow(w, w->e->down, w->p.x, w->p.s_embd, NULL, w->between, w->b_stride, 1);
     sum(w, false);
 }
 

@@ -578,11 +578,9 @@ static bool is_little(const struct tern_cuda *d, const struct tern_cuda_attn_arg
  * read pages twice.  alike: keys and values are, so blocks of four can finish their heads. */
 static bool cut_codes(const struct tern_cuda *d, struct tern_cuda_attn_args *a, int rows, struct work work, bool alike)
 {
-    if (!codes_fit(d, &a->l, true) || (a->group <= 4 && a->group * rows <= 4) ||
-        (a->group > 4 && alike && is_little(d, a, work, cut_rows(a, rows, 4)))) {
-        (void)cut_rows(a, rows, 4);
+    const int times = cut_rows(a, rows, 4);
+    if (!codes_fit(d, &a->l, true) || a->group * rows <= 4 || (a->group > 4 && alike && is_little(d, a, work, times)))
         return false;
-    }
     (void)cut_rows(a, rows, 8);
     return true;
 }

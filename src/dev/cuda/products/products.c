@@ -29,6 +29,8 @@ static size_t dense_bytes(const struct tern_dev_limits *l)
     return expert > DENSE_BYTES ? expert : DENSE_BYTES;
 }
 
+_Static_assert(TERN_CUDA_TILE == TERN_CUDA_LANES, "tiles of pairs are made int8 as several rows are");
+
 int tern_cuda_products_open(struct tern_cuda *d, tern_error *err)
 {
     int rc = 0;
